@@ -1,0 +1,30 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+
+class Dtype(str, Enum):
+    """What the weights are loaded in."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, or a folder with config.json.")]
+DtypeOption = Annotated[
+    Dtype | None, typer.Option("--dtype", help="Load in this dtype instead of the one config.json states.")
+]
+Revision = Annotated[
+    str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the hub model.")
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run the model code that comes with the model's repository."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]

@@ -1,0 +1,185 @@
+"""`devmap plan MODEL`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from devmap_cli.cli.options import DtypeOption, Json, Model, Revision, TrustRemoteCode
+from devmap_cli.errors import EXIT_NO, RequestError
+from devmap_cli.planning.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from devmap_cli.devices.budgets import Budgets
+    from devmap_cli.devices.device import Device
+    from devmap_cli.mapfile import MapFile
+    from devmap_cli.model.spec import ModelSpec
+    from devmap_cli.planning.nouns import Infeasible
+    from devmap_cli.units import Amount
+
+_STRATEGY_HELP = "; ".join(f"{name}: {text}" for name, text in STRATEGIES.items())
+
+
+def plan(
+    model: Model,
+    strategy: Annotated[str, typer.Option("--strategy", metavar="NAME", help=f"{_STRATEGY_HELP}.")] = "auto",
+    max_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--max-memory",
+            metavar="DEVICE:SIZE,…",
+            help="What the process may take, like '0:10GB,1:80%,cpu:-2GiB'; without it, what is free on this machine.",
+        ),
+    ] = None,
+    reserve: Annotated[
+        list[str] | None,
+        typer.Option("--reserve", metavar="DEVICE=SIZE", help="Keep this much free; repeatable."),
+    ] = None,
+    no_offload: Annotated[bool, typer.Option("--no-offload", help="Use neither cpu nor disk.")] = False,
+    weights_only: Annotated[
+        bool,
+        typer.Option("--weights-only", help="Let budgets cap weights alone, as accelerate's max_memory does."),
+    ] = False,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option("--pin", metavar="MODULE=DEVICE", help="Place a module, glob or {0..9} range; repeatable."),
+    ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option("--rules", metavar="FILE", help="Pins from a file, one MODULE=DEVICE a line."),
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        typer.Option("--weight", metavar="DEVICE=FACTOR", help="Count a GPU as a part, like 0=0.5; repeatable."),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the prompt.")] = 2048,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Length of the answer.")] = 256,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences at once.")] = 1,
+    output: Annotated[
+        str | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where the map goes, - for stdout; map.json by default."),
+    ] = None,
+    dtype: DtypeOption = None,
+    revision: Revision = None,
+    trust_remote_code: TrustRemoteCode = False,
+    as_json: Json = False,
+) -> None:
+    """Decide where each part of a model goes and write the map. Needs no weights and no GPU."""
+    from devmap_cli.mapfile import MapWorkload, write_map
+    from devmap_cli.model.load import load_spec
+    from devmap_cli.planning.nouns import Infeasible
+    from devmap_cli.planning.pins import load_rules, parse_pin, parse_weights
+    from devmap_cli.planning.planner import PlanRequest, make_plan, map_file
+
+    if strategy not in STRATEGIES:
+        raise RequestError(f"no strategy {strategy!r}", f"strategies are {', '.join(STRATEGIES)}")
+    pins = (*(load_rules(rules) if rules else ()), *map(parse_pin, pin or ()))
+    request = PlanRequest(
+        strategy,
+        budgets_from_options(max_memory, reserve or [], no_offload=no_offload),
+        MapWorkload(batch_size=batch_size, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens),
+        pins,
+        parse_weights(weight or []),
+        weights_only,
+    )
+    spec = load_spec(
+        model, revision=revision, dtype=dtype.value if dtype else None, trust_remote_code=trust_remote_code
+    )
+    placement = make_plan(spec, request)
+    if isinstance(placement, Infeasible):
+        _refuse(placement, spec, as_json=as_json)
+    document = map_file(spec, request, placement)
+    target = output or ("-" if as_json else "map.json")
+    write_map(document, target)
+    if as_json and output not in (None, "-"):
+        write_map(document, "-")
+    if not as_json:
+        _show(spec, document, target, weights_only=weights_only)
+
+
+def budgets_from_options(max_memory: str | None, reserve: list[str], *, no_offload: bool) -> Budgets:
+    """Budgets from the command line, asking the machine only for what the options leave open.
+
+    Raises:
+        RequestError: an option that cannot be read, or no device left.
+        SurroundingsError: a share of a device that is not here.
+    """
+    from devmap_cli.devices.budgets import parse_max_memory, parse_reserves, resolve_budgets
+    from devmap_cli.devices.detection import detect
+    from devmap_cli.units import Amount
+
+    reserves = parse_reserves(reserve)
+    if max_memory is None:
+        found = detect()
+        amounts = {item.device: Amount(item.free_bytes) for item in found}
+    else:
+        amounts = parse_max_memory(max_memory)
+        relative = [device for device in amounts if _is_relative(device, amounts, reserves)]
+        found = detect(relative) if relative else ()
+    if no_offload:
+        amounts = {device: amount for device, amount in amounts.items() if device.is_accelerator}
+        if not amounts:
+            raise RequestError(
+                "--no-offload leaves no device: no accelerator is named or found",
+                "name the devices: --max-memory '0:24GB'",
+            )
+    return resolve_budgets(amounts, reserves, {item.device: item.total_bytes for item in found})
+
+
+def _is_relative(device: Device, amounts: dict[Device, Amount], reserves: dict[Device, Amount]) -> bool:
+    return amounts[device].is_relative or (device in reserves and reserves[device].is_relative)
+
+
+def _refuse(answer: Infeasible, spec: ModelSpec, *, as_json: bool) -> NoReturn:
+    from devmap_cli.cli import fail
+    from devmap_cli.units import format_bytes
+
+    if as_json:
+        typer.echo(json.dumps(infeasible_document(answer), indent=2))
+    place = f" on {answer.device.label}" if answer.device else ""
+    code = fail(
+        EXIT_NO,
+        f"{spec.model_id} does not fit{place}: {answer.reason}; needed {format_bytes(answer.needed_bytes)}, "
+        f"budget {format_bytes(answer.budget_bytes)}, missing {format_bytes(answer.missing_bytes)}",
+        _ways_out(answer, spec),
+    )
+    raise typer.Exit(code)
+
+
+def _ways_out(answer: Infeasible, spec: ModelSpec) -> str:
+    ways = []
+    if answer.budgets is not None and not answer.budgets.tiers:
+        ways.append("allow offloading, for example cpu:64GB in --max-memory")
+    if spec.dtype == "float32":
+        ways.append("halve the weights with --dtype bfloat16")
+    return "; or ".join([*ways, "give more memory or another device"])
+
+
+def infeasible_document(answer: Infeasible) -> dict[str, Any]:
+    """The answer "no" as plain data."""
+    return {
+        "format": "devmap.infeasible/1",
+        "strategy": answer.strategy,
+        "reason": answer.reason,
+        "device": None if answer.device is None else answer.device.map_value,
+        "needed_bytes": answer.needed_bytes,
+        "budget_bytes": answer.budget_bytes,
+        "missing_bytes": answer.missing_bytes,
+    }
+
+
+def _show(spec: ModelSpec, document: MapFile, target: str, *, weights_only: bool) -> None:
+    from devmap_cli.render.console import err, out
+    from devmap_cli.render.plan import device_table, layer_bar, plan_notes
+
+    console = err() if target == "-" else out()
+    console.print(device_table(document))
+    console.print()
+    console.print(layer_bar(document))
+    for note in plan_notes(spec, document, weights_only=weights_only):
+        console.print(note)
+    if target != "-":
+        err().print(f"wrote {target}")

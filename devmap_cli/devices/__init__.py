@@ -1,0 +1,1 @@
+"""Where a model can go: devices, budgets, and what this machine has."""

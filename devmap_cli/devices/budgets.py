@@ -1,0 +1,135 @@
+"""What a process may take on each device: the `--max-memory` grammar, reserves, and what is left to place into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from devmap_cli.devices.device import CPU, DISK, Device, DeviceError
+from devmap_cli.errors import RequestError, SurroundingsError
+from devmap_cli.units import UNITS_HELP, Amount, SizeError, parse_amount
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """Bytes the process may take per device, accelerators first in the order given, then cpu, then disk."""
+
+    by_device: tuple[tuple[Device, int], ...]
+
+    @classmethod
+    def of(cls, bytes_by_device: Mapping[Device, int]) -> Budgets:
+        """Budgets in placing order from `bytes_by_device` (bytes), whatever its order of cpu and disk."""
+        tiers = [device for device in (CPU, DISK) if device in bytes_by_device]
+        order = [device for device in bytes_by_device if device.is_accelerator] + tiers
+        return cls(tuple((device, bytes_by_device[device]) for device in order))
+
+    def __iter__(self) -> Iterator[tuple[Device, int]]:
+        return iter(self.by_device)
+
+    def __getitem__(self, device: Device) -> int:
+        return dict(self.by_device)[device]
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """All devices in placing order."""
+        return tuple(device for device, _ in self.by_device)
+
+    @property
+    def accelerators(self) -> tuple[Device, ...]:
+        """The devices that compute."""
+        return tuple(device for device in self.devices if device.is_accelerator)
+
+    @property
+    def tiers(self) -> tuple[Device, ...]:
+        """The places to offload to: cpu and disk, whichever are allowed."""
+        return tuple(device for device in self.devices if not device.is_accelerator)
+
+
+def parse_max_memory(text: str, option: str = "--max-memory") -> dict[Device, Amount]:
+    """Read `0:10GB,cuda:1:80%,cpu:-2GiB`: items DEVICE:SIZE, where the last colon splits.
+
+    Raises:
+        RequestError: naming the very item that is wrong, with the whole value corrected where that can be guessed.
+    """
+    items = [item.strip() for item in text.split(",")]
+    amounts: dict[Device, Amount] = {}
+    for position, item in enumerate(items):
+
+        def corrected(replacement: str, position: int = position) -> str:
+            return f"{option} '{','.join([*items[:position], replacement, *items[position + 1 :]])}'"
+
+        name, colon, size = item.rpartition(":")
+        if not colon or not name:
+            raise RequestError(
+                f"{option}: {item!r} is not DEVICE:SIZE" if item else f"{option}: an item is empty in {text!r}",
+                f"{option} '0:10GB,1:10GB,cpu:30GB'" if not item else f"for example {corrected(_as_item(item))}",
+            )
+        try:
+            device, amount = Device.parse(name), parse_amount(size)
+        except DeviceError as error:
+            raise RequestError(
+                f"{option}: in {item!r}: {error}",
+                "devices are 0, 1, …, cuda:0, npu:0, xpu:0, mps, cpu and disk",
+            ) from None
+        except SizeError as error:
+            hint = f"which unit is meant? for example {corrected(f'{name}:{error.suggestion}')}; {UNITS_HELP}"
+            raise RequestError(f"{option}: in {item!r}: {error}", hint) from None
+        if device in amounts:
+            raise RequestError(f"{option}: {item!r} names {device} a second time", "give each device once")
+        amounts[device] = amount
+    return amounts
+
+
+def parse_reserves(items: Iterable[str]) -> dict[Device, Amount]:
+    """Read items DEVICE=SIZE of `--reserve`, each of which may hold several, comma-separated.
+
+    Raises:
+        RequestError: naming the very item that is wrong.
+    """
+    joined = ",".join(items)
+    if not joined:
+        return {}
+    swapped = [":".join(item.rsplit("=", 1)) if "=" in item else item for item in joined.split(",")]
+    return parse_max_memory(",".join(swapped), option="--reserve")
+
+
+def _as_item(item: str) -> str:
+    """The DEVICE:SIZE that a lone size or a lone device was probably meant to be."""
+    try:
+        Device.parse(item.rstrip(":"))
+    except DeviceError:
+        return f"0:{item.lstrip(':')}"
+    return f"{item.rstrip(':')}:10GB"
+
+
+def resolve_budgets(
+    amounts: Mapping[Device, Amount], reserves: Mapping[Device, Amount], totals: Mapping[Device, int]
+) -> Budgets:
+    """Turn amounts into bytes, keeping `reserves` free.
+
+    Args:
+        amounts: what was asked for, per device.
+        reserves: what to keep free, per device; a relative reserve refers to the device's total.
+        totals: bytes that the machine's devices have; needed only for devices with a relative amount.
+
+    Raises:
+        RequestError: a reserve for a device without budget.
+        SurroundingsError: a relative amount for a device that this machine does not have.
+    """
+    stray = [device for device in reserves if device not in amounts]
+    if stray:
+        raise RequestError(
+            f"--reserve names {stray[0].label}, which has no budget",
+            f"devices with a budget: {', '.join(str(device.map_value) for device in amounts)}",
+        )
+    left: dict[Device, int] = {}
+    for device, amount in amounts.items():
+        reserve = reserves.get(device, Amount())
+        if (amount.is_relative or reserve.is_relative) and device not in totals:
+            raise SurroundingsError(
+                f"{device.label} is not on this machine, so a share of it is unknown",
+                f"give its budget in bytes, for example --max-memory '{device.map_value}:10GB'",
+            )
+        total = totals.get(device, 0)
+        left[device] = max(0, amount.of(total) - reserve.of(total))
+    return Budgets.of(left)

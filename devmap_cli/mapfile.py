@@ -1,0 +1,445 @@
+"""map.json: the frozen nouns of format devmap.map/1, strict reading, atomic and deterministic writing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from devmap_cli.devices.device import Device, DeviceError
+from devmap_cli.errors import RequestError, SurroundingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FORMAT = "devmap.map/1"
+MAX_MAP_BYTES = 16 << 20
+"""A map of a model with 100,000 modules takes a few MiB; anything larger is some other file."""
+_FORMAT = re.compile(r"devmap\.map/(?P<version>\d+)")
+_DESCRIPTOR = re.compile(r"/dev/(?:(?P<name>stdin|stdout|stderr)|fd/(?P<number>\d+))")
+_PLAN_HINT = "write a map with: devmap plan MODEL -o map.json"
+_DEVICES_HINT = 'a device is 0, 1, …, "cuda:0", "npu:0", "xpu:0", "mps", "cpu" or "disk"'
+
+
+@dataclass(frozen=True, slots=True)
+class MapModel:
+    """The model that a map is for: `id` is a hub id or a folder, `revision` the commit of a hub id."""
+
+    id: str
+    revision: str | None
+    class_name: str
+    dtype: str
+    quantization: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MapWorkload:
+    """What a map was planned for; `images` are (height, width) in pixels."""
+
+    batch_size: int = 1
+    prompt_tokens: int = 1
+    max_new_tokens: int = 256
+    images: tuple[tuple[int, int], ...] = ()
+    attention: str = "sdpa"
+
+
+@dataclass(frozen=True, slots=True)
+class MapDevice:
+    """What was planned for one device, in bytes: the four parts add up to `peak_bytes`."""
+
+    device: Device
+    budget_bytes: int
+    weights_bytes: int
+    kv_cache_bytes: int = 0
+    activation_bytes: int = 0
+    overhead_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the device takes at any time."""
+        return self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left of the budget; below zero where the plan is over it."""
+        return self.budget_bytes - self.peak_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MapTransfer:
+    """Bytes that cross from one device to another for each token."""
+
+    source: Device
+    target: Device
+    bytes_per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class MapFile:
+    """One map: ours with all that a run needs, or a bare `{module: device}` with nothing but `device_map`."""
+
+    device_map: dict[str, Device]
+    model: MapModel | None = None
+    strategy: str | None = None
+    workload: MapWorkload | None = None
+    devices: tuple[MapDevice, ...] = ()
+    transfers: tuple[MapTransfer, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def to_document(self) -> dict[str, Any]:
+        """The JSON document, keys in the order of the format; a bare map stays bare."""
+        device_map = {module: device.map_value for module, device in self.device_map.items()}
+        if self.model is None:
+            return device_map
+        workload = self.workload or MapWorkload()
+        return {
+            "format": FORMAT,
+            "model": {
+                "id": self.model.id,
+                "revision": self.model.revision,
+                "class": self.model.class_name,
+                "dtype": self.model.dtype,
+                "quantization": self.model.quantization,
+            },
+            "strategy": self.strategy,
+            "workload": {
+                "batch_size": workload.batch_size,
+                "prompt_tokens": workload.prompt_tokens,
+                "max_new_tokens": workload.max_new_tokens,
+                "images": [list(size) for size in workload.images],
+                "attention": workload.attention,
+            },
+            "devices": [
+                {
+                    "device": item.device.map_value,
+                    "budget_bytes": item.budget_bytes,
+                    "weights_bytes": item.weights_bytes,
+                    "kv_cache_bytes": item.kv_cache_bytes,
+                    "activation_bytes": item.activation_bytes,
+                    "overhead_bytes": item.overhead_bytes,
+                    "peak_bytes": item.peak_bytes,
+                    "free_bytes": item.free_bytes,
+                }
+                for item in self.devices
+            ],
+            "transfers": [
+                {
+                    "from": item.source.map_value,
+                    "to": item.target.map_value,
+                    "bytes_per_token": item.bytes_per_token,
+                }
+                for item in self.transfers
+            ],
+            "device_map": device_map,
+            "versions": self.versions,
+        }
+
+    def to_bytes(self) -> bytes:
+        """The file: the same map gives the same bytes."""
+        return (json.dumps(self.to_document(), indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def read_map(path: str | Path) -> MapFile:
+    """Read a map of format devmap.map/1, or a bare `{module: device}` file.
+
+    Args:
+        path: a file, or "-" for standard input.
+
+    Raises:
+        RequestError: it is no such map; the message says where and why.
+        SurroundingsError: the file is there and cannot be read.
+    """
+    source = _name(path)
+    document = _parse_json(_decode(_read_bytes(path), source), source)
+    if not isinstance(document, dict):
+        raise RequestError(f"{source} holds {_kind(document)}, not a map", _PLAN_HINT)
+    if "format" not in document and "device_map" not in document:
+        return MapFile(_device_map(document, source))
+    _check_format(document.get("format"), source)
+    return _map_file(_Field(document, source))
+
+
+def write_map(document: MapFile, path: str | Path) -> None:
+    """Write a map to a file, or to standard output for "-".
+
+    Raises:
+        RequestError, SurroundingsError: as `atomic_write`.
+    """
+    if str(path) == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(document.to_bytes())
+        sys.stdout.buffer.flush()
+    else:
+        atomic_write(path, document.to_bytes())
+
+
+def atomic_write(path: str | Path, content: bytes) -> None:
+    """Write all of `content` to `path`, or leave whatever is there as it is.
+
+    A link's target is replaced and the link stays; the file's permissions stay; devices, pipes and
+    descriptors such as /dev/stdout are written to directly.
+
+    Raises:
+        RequestError: the folder does not exist, or the path is a folder.
+        SurroundingsError: the folder or file is read-only, or the disk is full.
+    """
+    try:
+        descriptor = _descriptor(path)
+        if descriptor is not None:
+            with os.fdopen(os.dup(descriptor), "wb") as stream:
+                stream.write(content)
+            return
+        target = Path(os.path.realpath(path))
+        mode = target.stat().st_mode if target.exists() else None
+        if mode is not None and stat.S_ISDIR(mode):
+            raise RequestError(f"{path} is a folder, not a file", f"name a file in it: {Path(path) / 'map.json'}")
+        if mode is not None and not stat.S_ISREG(mode):
+            target.write_bytes(content)
+        elif mode is not None and not os.access(target, os.W_OK):
+            raise SurroundingsError(f"{path} is read-only", "write to another file")
+        else:
+            _replace(target, content, mode)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _write_error(Path(path), error) from error
+
+
+def _replace(target: Path, content: bytes, mode: int | None) -> None:
+    temporary = target.with_name(f".devmap-{secrets.token_hex(8)}.tmp")
+    try:
+        # Opened by hand because tempfile makes files of mode 0600, whatever the umask.
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with os.fdopen(descriptor, "wb") as stream:
+            if mode is not None:
+                temporary.chmod(stat.S_IMODE(mode))
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _descriptor(path: str | Path) -> int | None:
+    """The open descriptor that `path` names: opening /dev/stdout anew would lose its position."""
+    match = _DESCRIPTOR.fullmatch(str(path))
+    if match is None:
+        return None
+    return int(match["number"]) if match["number"] else ("stdin", "stdout", "stderr").index(match["name"])
+
+
+def _write_error(path: Path, error: OSError) -> RequestError | SurroundingsError:
+    folder = path.parent
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return RequestError(f"cannot write {path}: the folder {folder} does not exist", f"mkdir -p '{folder}'")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return SurroundingsError(f"cannot write {path}: the disk is full", "free some space, or write elsewhere")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return SurroundingsError(f"cannot write {path}: the folder {folder} is read-only", "write to another folder")
+    return SurroundingsError(f"cannot write {path}: {error.strerror}", "write to another file")
+
+
+def _name(path: str | Path) -> str:
+    return "standard input" if str(path) == "-" else str(path)
+
+
+def _read_bytes(path: str | Path) -> bytes:
+    if str(path) == "-":
+        return sys.stdin.buffer.read(MAX_MAP_BYTES + 1)
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(MAX_MAP_BYTES + 1)
+    except FileNotFoundError:
+        raise RequestError(f"{path} does not exist", _PLAN_HINT) from None
+    except (IsADirectoryError, NotADirectoryError):
+        inside = Path(path) / "map.json"
+        hint = f"did you mean {inside}?" if inside.is_file() else _PLAN_HINT
+        raise RequestError(f"{path} is not a file", hint) from None
+    except PermissionError:
+        raise SurroundingsError(f"{path} may not be read", f"chmod +r '{path}'") from None
+    except (OSError, ValueError) as error:
+        raise RequestError(f"cannot read {str(path)!r}: {error}", _PLAN_HINT) from None
+
+
+def _decode(raw: bytes, source: str) -> str:
+    if len(raw) > MAX_MAP_BYTES:
+        raise RequestError(f"{source} is larger than {MAX_MAP_BYTES >> 20} MiB, so it is no map", _PLAN_HINT)
+    try:
+        # Windows PowerShell's `>` writes UTF-16, editors there a byte order mark.
+        text = raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except UnicodeDecodeError:
+        raise RequestError(f"{source} is not a text file, so it is no map", _PLAN_HINT) from None
+    if not text.strip():
+        hint = "the command before the pipe wrote no map" if source == _name("-") else _PLAN_HINT
+        raise RequestError(f"{source} is empty", hint)
+    return text
+
+
+def _parse_json(text: str, source: str) -> Any:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise RequestError(f"{source} has the key {twice!r} twice in one object", "keep one of them")
+        return found
+
+    def no_number(constant: str) -> Any:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        return json.loads(text, object_pairs_hook=unique, parse_constant=no_number)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise RequestError(f"{source} is not JSON: {where}: {error.msg}", _PLAN_HINT) from None
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{source} is not JSON: {error}", _PLAN_HINT) from None
+
+
+def _check_format(found: object, source: str) -> None:
+    if found == FORMAT:
+        return
+    match = _FORMAT.fullmatch(found) if isinstance(found, str) else None
+    if match is None:
+        raise RequestError(f"{source} has the unknown format {found!r}; maps have {FORMAT!r}", _PLAN_HINT)
+    if int(match["version"]) > 1:
+        raise RequestError(
+            f"{source} has format {found}, written by a newer devmap", "pip install --upgrade devmap-cli"
+        )
+    raise RequestError(f"{source} has format {found}, which this devmap no longer reads", _PLAN_HINT)
+
+
+def _device_map(found: Mapping[str, Any], source: str) -> dict[str, Device]:
+    if not found:
+        raise RequestError(f"{source}: device_map is empty", _PLAN_HINT)
+    for module in found:
+        if not module.isprintable():
+            raise RequestError(f"{source}: {module!r} is no module name", "use a name that devmap inspect shows")
+    return {module: _device(value, f"{source}: {module!r}") for module, value in found.items()}
+
+
+def _device(value: object, where: str) -> Device:
+    if not isinstance(value, (int, str)) or isinstance(value, bool):
+        raise RequestError(f"{where}: {_kind(value)} is no device", _DEVICES_HINT)
+    try:
+        return Device.parse(value)
+    except DeviceError:
+        raise RequestError(f"{where}: {value!r} is no device", _DEVICES_HINT) from None
+
+
+def _kind(value: object) -> str:
+    """How JSON calls the value, with an article."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    for kind, name in (
+        (dict, "an object"),
+        (list, "an array"),
+        (str, "a string"),
+        (float, "a decimal number"),
+    ):
+        if isinstance(value, kind):
+            return name
+    return "a number"
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A value of the document, with the words that lead to it."""
+
+    value: Any
+    where: str
+
+    def __getitem__(self, key: str) -> _Field:
+        if not isinstance(self.value, dict):
+            raise self.wrong("an object")
+        if key not in self.value:
+            raise RequestError(f"{self.where}: {key!r} is missing", _PLAN_HINT)
+        return _Field(self.value[key], f"{self.where}: {key!r}")
+
+    def items(self) -> list[_Field]:
+        if not isinstance(self.value, list):
+            raise self.wrong("an array")
+        return [_Field(value, f"{self.where}[{index}]") for index, value in enumerate(self.value)]
+
+    def text(self) -> str:
+        if not isinstance(self.value, str) or not self.value or not self.value.isprintable():
+            raise self.wrong("a printable text")
+        return self.value
+
+    def whole(self, minimum: int = 0) -> int:
+        if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < minimum:
+            raise self.wrong(f"a whole number from {minimum} up")
+        return self.value
+
+    def device(self) -> Device:
+        return _device(self.value, self.where)
+
+    def wrong(self, wanted: str) -> RequestError:
+        found = json.dumps(self.value) if isinstance(self.value, (str, int, float)) else _kind(self.value)
+        return RequestError(f"{self.where} is {found}, not {wanted}", _PLAN_HINT)
+
+
+def _map_file(root: _Field) -> MapFile:
+    device_map, versions = root["device_map"], root["versions"]
+    for item in (device_map, versions):
+        if not isinstance(item.value, dict):
+            raise item.wrong("an object")
+    return MapFile(
+        device_map=_device_map(device_map.value, root.where),
+        model=_map_model(root["model"]),
+        strategy=root["strategy"].text(),
+        workload=_map_workload(root["workload"]),
+        devices=tuple(_map_device(item) for item in root["devices"].items()),
+        transfers=tuple(
+            MapTransfer(item["from"].device(), item["to"].device(), item["bytes_per_token"].whole())
+            for item in root["transfers"].items()
+        ),
+        versions={name: versions[name].text() for name in versions.value},
+    )
+
+
+def _map_model(found: _Field) -> MapModel:
+    revision, quantization = found["revision"], found["quantization"]
+    if not isinstance(quantization.value, (dict, type(None))):
+        raise quantization.wrong("an object or null")
+    return MapModel(
+        id=found["id"].text(),
+        revision=None if revision.value is None else revision.text(),
+        class_name=found["class"].text(),
+        dtype=found["dtype"].text(),
+        quantization=quantization.value,
+    )
+
+
+def _map_workload(found: _Field) -> MapWorkload:
+    return MapWorkload(
+        batch_size=found["batch_size"].whole(1),
+        prompt_tokens=found["prompt_tokens"].whole(1),
+        max_new_tokens=found["max_new_tokens"].whole(1),
+        images=tuple(_image(size) for size in found["images"].items()),
+        attention=found["attention"].text(),
+    )
+
+
+def _image(found: _Field) -> tuple[int, int]:
+    sides = found.items()
+    if len(sides) != 2:
+        raise found.wrong("a height and a width")
+    return sides[0].whole(1), sides[1].whole(1)
+
+
+def _map_device(found: _Field) -> MapDevice:
+    parts = ("budget_bytes", "weights_bytes", "kv_cache_bytes", "activation_bytes", "overhead_bytes")
+    item = MapDevice(found["device"].device(), *(found[part].whole() for part in parts))
+    if found["peak_bytes"].whole() != item.peak_bytes:
+        raise found["peak_bytes"].wrong(f"the sum of its parts, {item.peak_bytes}")
+    return item

@@ -1,0 +1,84 @@
+"""From MODEL on the command line to its description, through the cache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from devmap_cli.model.cache import read_spec, spec_key, write_spec
+from devmap_cli.model.reference import ModelReference, resolve
+from devmap_cli.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def load_spec(
+    model: str, *, revision: str | None = None, dtype: str | None = None, trust_remote_code: bool = False
+) -> ModelSpec:
+    """Describe MODEL (a hub id or a folder with config.json) as it would be loaded in `dtype` (None: its own).
+
+    Raises:
+        RequestError: no such model, or one that transformers cannot build.
+        SurroundingsError: the hub or a package is missing.
+    """
+    reference = resolve(model, revision)
+    if reference.has_remote_code and trust_remote_code:
+        return describe(reference, dtype, trust_remote_code=True)  # its code may change: not cached
+    key = spec_key(reference.config_text, dtype, _stored_dtype(reference))
+    cached = read_spec(key)
+    if cached is not None:
+        return replace(cached, model_id=reference.location, revision=_commit(reference))
+    spec = describe(reference, dtype, trust_remote_code=trust_remote_code)
+    write_spec(key, spec)
+    return spec
+
+
+def describe(reference: ModelReference, dtype: str | None, *, trust_remote_code: bool) -> ModelSpec:
+    """Build the empty model of `reference` and describe it."""
+    from devmap_cli.model.census import module_spec, tie_groups
+    from devmap_cli.model.empty import build_empty, choose_dtype, load_config
+    from devmap_cli.model.probe import probe
+    from devmap_cli.model.quiet import quiet_libraries
+
+    with quiet_libraries():
+        config = load_config(reference, trust_remote_code=trust_remote_code)
+        chosen, dtype_note = choose_dtype(reference, config, dtype)
+        model = build_empty(reference, config, chosen, trust_remote_code=trust_remote_code)
+        seen = probe(model)
+    quantization = reference.config.get("quantization_config")
+    return ModelSpec(
+        model_id=reference.location,
+        revision=_commit(reference),
+        class_name=type(model).__name__,
+        model_type=str(config.model_type),
+        dtype=chosen,
+        root=module_spec(model, _no_split_classes(model)),
+        ties=tie_groups(model),
+        execution_order=seen.execution_order,
+        output_bytes_per_token=seen.output_bytes_per_token,
+        kv_cache=seen.kv_cache,
+        quantization=quantization if isinstance(quantization, dict) else None,
+        notes=tuple(note for note in (dtype_note, seen.note, _quantization_note(quantization, chosen)) if note),
+    )
+
+
+def _no_split_classes(model: PreTrainedModel) -> frozenset[str]:
+    return frozenset(getattr(model, "_no_split_modules", None) or ())
+
+
+def _quantization_note(quantization: object, dtype: str) -> str | None:
+    if not isinstance(quantization, dict):
+        return None
+    method = quantization.get("quant_method", "quantized")
+    return f"the checkpoint is quantized ({method}); sizes are counted in {dtype}, the most that it can take"
+
+
+def _commit(reference: ModelReference) -> str | None:
+    return None if reference.is_local else reference.revision
+
+
+def _stored_dtype(reference: ModelReference) -> str | None:
+    from devmap_cli.model.checkpoint import first_float_dtype
+
+    return first_float_dtype(reference.folder)
