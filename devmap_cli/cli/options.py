@@ -16,6 +16,16 @@ class Dtype(str, Enum):
     bfloat16 = "bfloat16"
 
 
+class Strategy(str, Enum):
+    """The rule by which parts are placed: the names of `planning.strategies.STRATEGIES`."""
+
+    auto = "auto"
+    balanced = "balanced"
+    balanced_low_0 = "balanced_low_0"
+    sequential = "sequential"
+    fewest = "fewest"
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, or a folder with config.json.")]
 DtypeOption = Annotated[
     Dtype | None, typer.Option("--dtype", help="Load in this dtype instead of the one config.json states.")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from devmap_cli.cli.options import DtypeOption, Json, Model, Revision, TrustRemoteCode
+from devmap_cli.cli.options import DtypeOption, Json, Model, Revision, Strategy, TrustRemoteCode
 from devmap_cli.errors import EXIT_NO, RequestError
-from devmap_cli.planning.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from devmap_cli.devices.budgets import Budgets
@@ -20,12 +19,18 @@ if TYPE_CHECKING:
     from devmap_cli.planning.nouns import Infeasible
     from devmap_cli.units import Amount
 
-_STRATEGY_HELP = "; ".join(f"{name}: {text}" for name, text in STRATEGIES.items())
-
 
 def plan(
     model: Model,
-    strategy: Annotated[str, typer.Option("--strategy", metavar="NAME", help=f"{_STRATEGY_HELP}.")] = "auto",
+    strategy: Annotated[
+        Strategy,
+        typer.Option(
+            "--strategy",
+            help="balanced: the smallest highest use over the GPUs; auto: the same while all fits there, else the "
+            "least is offloaded; balanced_low_0: as little as possible on the first GPU; sequential: filled in order; "
+            "fewest: as few GPUs as hold it.",
+        ),
+    ] = Strategy.auto,
     max_memory: Annotated[
         str | None,
         typer.Option(
@@ -74,11 +79,9 @@ def plan(
     from devmap_cli.planning.pins import load_rules, parse_pin, parse_weights
     from devmap_cli.planning.planner import PlanRequest, make_plan, map_file
 
-    if strategy not in STRATEGIES:
-        raise RequestError(f"no strategy {strategy!r}", f"strategies are {', '.join(STRATEGIES)}")
     pins = (*(load_rules(rules) if rules else ()), *map(parse_pin, pin or ()))
     request = PlanRequest(
-        strategy,
+        strategy.value,
         budgets_from_options(max_memory, reserve or [], no_offload=no_offload),
         MapWorkload(batch_size=batch_size, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens),
         pins,

@@ -52,10 +52,11 @@ def run(
     ] = None,
     offload_folder: Annotated[
         Path | None,
-        typer.Option(
-            "--offload-folder", metavar="FOLDER", help="Keep offloaded weights there [default: a temporary one]."
-        ),
+        typer.Option("--offload-folder", metavar="FOLDER", help="Keep offloaded weights there [default: temporary]."),
     ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Run on simulated GPUs with the map's budgets as memory.")
+    ] = False,
     trust_remote_code: TrustRemoteCode = False,
     as_json: Json = False,
 ) -> None:
@@ -86,9 +87,9 @@ def run(
         listener = Listener(
             on_text=_ignore if as_json else _write,
             on_progress=on_progress,
-            on_warning=lambda warning: sys.stderr.write(f"warning: {warning}\n") and None,
+            on_warning=_warn,
         )
-        report = run_map(document, spec, request, listener)
+        report = run_map(document, spec, request, listener, simulate=simulate)
     if as_json:
         _write(json.dumps(report.to_document(), indent=2, ensure_ascii=False) + "\n")
         return
@@ -147,6 +148,10 @@ def _spec(document: MapFile, model: str | None, *, trust_remote_code: bool) -> M
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def _warn(text: str) -> None:
+    sys.stderr.write(f"warning: {text}\n")
 
 
 def _ignore(_: object) -> None:
