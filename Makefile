@@ -24,8 +24,8 @@ lint: $(VENV)/dev.stamp ## ruff and a strict type check
 bench: $(VENV)/dev.stamp $(MODEL)/config.json ## measure against transformers and accelerate, side by side
 	$(PYTHON) -m tests.benchmarks $(MODEL)
 
-completions: $(VENV)/dev.stamp ## write completions/ for bash, zsh and fish
-	$(PYTHON) -m devmap_cli.cli.completions completions
+completions: $(VENV)/dev.stamp ## write completions/ and the help texts in README.md
+	$(PYTHON) -m tests.surface
 
 clean: ## remove all that the other targets made
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

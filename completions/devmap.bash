@@ -7,10 +7,10 @@
 
 _shtab_devmap_subparsers=(inspect plan run)
 
-_shtab_devmap_inspect_option_strings=(--depth --expand --dtype --revision --trust-remote-code --json --help)
-_shtab_devmap_plan_option_strings=(--strategy --max-memory --reserve --no-offload --weights-only --pin --rules --weight --prompt-tokens --max-new-tokens --batch-size -o --output --dtype --revision --trust-remote-code --json --help)
-_shtab_devmap_run_option_strings=(--map --model --prompt --prompt-file --raw --max-new-tokens --temperature --seed --batch-size --attention --offload-folder --simulate --trust-remote-code --json --help)
-_shtab_devmap_option_strings=(--version --help)
+_shtab_devmap_inspect_option_strings=(--depth --expand --dtype --revision --trust-remote-code --json -h --help)
+_shtab_devmap_plan_option_strings=(--strategy --max-memory --reserve --no-offload --weights-only --pin --rules --weight --prompt-tokens --max-new-tokens --batch-size -o --output --dtype --revision --trust-remote-code --json -h --help)
+_shtab_devmap_run_option_strings=(--map --model --prompt --prompt-file --raw --max-new-tokens --temperature --seed --batch-size --attention --offload-folder --simulate --trust-remote-code --json -h --help)
+_shtab_devmap_option_strings=(--version -h --help)
 
 _shtab_devmap_inspect_pos_0_COMPGEN=_shtab_compgen_dirs
 _shtab_devmap_plan_pos_0_COMPGEN=_shtab_compgen_dirs
@@ -30,19 +30,23 @@ _shtab_devmap_pos_0_choices=(inspect plan run)
 _shtab_devmap_inspect___expand_nargs=0
 _shtab_devmap_inspect___trust_remote_code_nargs=0
 _shtab_devmap_inspect___json_nargs=0
+_shtab_devmap_inspect__h_nargs=0
 _shtab_devmap_inspect___help_nargs=0
 _shtab_devmap_plan___no_offload_nargs=0
 _shtab_devmap_plan___weights_only_nargs=0
 _shtab_devmap_plan___trust_remote_code_nargs=0
 _shtab_devmap_plan___json_nargs=0
+_shtab_devmap_plan__h_nargs=0
 _shtab_devmap_plan___help_nargs=0
 _shtab_devmap_run___raw_nargs=0
 _shtab_devmap_run___simulate_nargs=0
 _shtab_devmap_run___trust_remote_code_nargs=0
 _shtab_devmap_run___json_nargs=0
+_shtab_devmap_run__h_nargs=0
 _shtab_devmap_run___help_nargs=0
 _shtab_devmap_pos_0_nargs=A...
 _shtab_devmap___version_nargs=0
+_shtab_devmap__h_nargs=0
 _shtab_devmap___help_nargs=0
 
 

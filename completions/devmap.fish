@@ -57,7 +57,7 @@ complete -c devmap -e
 complete -c devmap -f
 
 complete -c devmap -n _shtab_devmap_using -l version -d 'Show the version and exit.'
-complete -c devmap -n _shtab_devmap_using -l help -d 'Show this message and exit.'
+complete -c devmap -n _shtab_devmap_using -s h -l help -d 'Show this message and exit.'
 complete -c devmap -n '_shtab_devmap_using; and test $_shtab_devmap_npos -eq 0' -a inspect -d 'Show what is in a model: its layer tree, sizes, ties and KV cache.'
 complete -c devmap -n '_shtab_devmap_using inspect' -l depth -x -d 'Levels to show; without it, down to what may not be split.'
 complete -c devmap -n '_shtab_devmap_using inspect' -l expand -d 'Show each of several equal layers.'
@@ -65,7 +65,7 @@ complete -c devmap -n '_shtab_devmap_using inspect' -l dtype -xka "float32 float
 complete -c devmap -n '_shtab_devmap_using inspect' -l revision -x -d 'A branch, tag or commit of the hub model.'
 complete -c devmap -n '_shtab_devmap_using inspect' -l trust-remote-code -d 'Run the model code that comes with the model'"'"'s repository.'
 complete -c devmap -n '_shtab_devmap_using inspect' -l json -d 'Print one JSON document on stdout and nothing else.'
-complete -c devmap -n '_shtab_devmap_using inspect' -l help -d 'Show this message and exit.'
+complete -c devmap -n '_shtab_devmap_using inspect' -s h -l help -d 'Show this message and exit.'
 complete -c devmap -n '_shtab_devmap_using inspect; and test $_shtab_devmap_npos -eq 0' -ka "(__fish_complete_directories)" -d 'A hub id, or a folder with config.json.'
 complete -c devmap -n '_shtab_devmap_using; and test $_shtab_devmap_npos -eq 0' -a plan -d 'Decide where each part of a model goes and write the map.'
 complete -c devmap -n '_shtab_devmap_using plan' -l strategy -xka "auto balanced balanced_low_0 sequential fewest" -d 'balanced: the smallest highest use over the GPUs; auto: the same while all fits there, else the least is offloaded; balanced_low_0: as little as possible on the first GPU; sequential: filled in order; fewest: as few GPUs as hold it.'
@@ -84,7 +84,7 @@ complete -c devmap -n '_shtab_devmap_using plan' -l dtype -xka "float32 float16 
 complete -c devmap -n '_shtab_devmap_using plan' -l revision -x -d 'A branch, tag or commit of the hub model.'
 complete -c devmap -n '_shtab_devmap_using plan' -l trust-remote-code -d 'Run the model code that comes with the model'"'"'s repository.'
 complete -c devmap -n '_shtab_devmap_using plan' -l json -d 'Print one JSON document on stdout and nothing else.'
-complete -c devmap -n '_shtab_devmap_using plan' -l help -d 'Show this message and exit.'
+complete -c devmap -n '_shtab_devmap_using plan' -s h -l help -d 'Show this message and exit.'
 complete -c devmap -n '_shtab_devmap_using plan; and test $_shtab_devmap_npos -eq 0' -ka "(__fish_complete_directories)" -d 'A hub id, or a folder with config.json.'
 complete -c devmap -n '_shtab_devmap_using; and test $_shtab_devmap_npos -eq 0' -a run -d 'Load a model with a map, generate, and show what it took beside what was planned.'
 complete -c devmap -n '_shtab_devmap_using run' -l map -xka "(__fish_complete_path (commandline -ct))" -d 'The map to load with; - reads it from standard input.'
@@ -101,4 +101,4 @@ complete -c devmap -n '_shtab_devmap_using run' -l offload-folder -xka "(__fish_
 complete -c devmap -n '_shtab_devmap_using run' -l simulate -d 'Run on simulated GPUs with the map'"'"'s budgets as memory.'
 complete -c devmap -n '_shtab_devmap_using run' -l trust-remote-code -d 'Run the model code that comes with the model'"'"'s repository.'
 complete -c devmap -n '_shtab_devmap_using run' -l json -d 'Print one JSON document on stdout and nothing else.'
-complete -c devmap -n '_shtab_devmap_using run' -l help -d 'Show this message and exit.'
+complete -c devmap -n '_shtab_devmap_using run' -s h -l help -d 'Show this message and exit.'

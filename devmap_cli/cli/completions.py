@@ -1,4 +1,4 @@
-"""Static completions for bash, zsh and fish, written by `make completions` from the commands themselves.
+"""Static completions for bash, zsh and fish, made from the commands themselves.
 
 shtab makes completions from an argparse parser, so the Typer commands are told again as one; the scripts it writes
 never start Python.
@@ -7,9 +7,7 @@ never start Python.
 from __future__ import annotations
 
 import argparse
-import sys
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 FILES = {"bash": "devmap.bash", "zsh": "_devmap", "fish": "devmap.fish"}
@@ -43,7 +41,7 @@ def _add_parameters(parser: argparse.ArgumentParser, command: Any) -> None:
     import shtab
     from typer import Context
 
-    for parameter in command.get_params(Context(command)):
+    for parameter in command.get_params(Context(command, help_option_names=["-h", "--help"])):
         metavar = parameter.metavar or ""
         text = getattr(parameter, "help", None)
         settings: dict[str, Any] = {"help": text and text.replace("%", "%%")}  # argparse expands %
@@ -62,14 +60,3 @@ def _choices(parameter: Any) -> list[str] | None:
     annotation = parameter.type_descriptor.annotation
     is_choice = isinstance(annotation, type) and issubclass(annotation, Enum)
     return [choice.value for choice in annotation] if is_choice else None
-
-
-def main(folder: Path) -> None:
-    """Write the scripts to `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for shell, text in completions().items():
-        (folder / FILES[shell]).write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -46,7 +46,7 @@ def read_spec(key: str) -> ModelSpec | None:
     """The description kept under `key`; None where there is none, or a damaged one."""
     try:
         return _spec_from(json.loads(_path(key).read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -70,6 +70,7 @@ def _spec_from(document: dict[str, Any]) -> ModelSpec:
         ties=tuple(map(tuple, document.pop("ties"))),
         execution_order=tuple(document.pop("execution_order")),
         kv_cache=None if kv_cache is None else tuple(KvCacheSpec(**entry) for entry in kv_cache),
+        renamings=tuple(map(tuple, document.pop("renamings"))),
         notes=tuple(document.pop("notes")),
         **document,
     )

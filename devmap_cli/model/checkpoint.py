@@ -29,7 +29,9 @@ def read_header(path: Path) -> dict[str, Any] | None:
             header = json.loads(file.read(length))
     except (OSError, struct.error, ValueError):
         return None
-    return header if isinstance(header, dict) else None
+    if not isinstance(header, dict) or not all(isinstance(entry, dict) for entry in header.values()):
+        return None
+    return header
 
 
 def first_float_dtype(folder: Path) -> str | None:

@@ -38,6 +38,7 @@ def describe(reference: ModelReference, dtype: str | None, *, trust_remote_code:
     """Build the empty model of `reference` and describe it."""
     from devmap_cli.model.census import module_spec, tie_groups
     from devmap_cli.model.empty import build_empty, choose_dtype, load_config
+    from devmap_cli.model.old_names import renamings_of
     from devmap_cli.model.probe import probe
     from devmap_cli.model.quiet import quiet_libraries
 
@@ -58,6 +59,7 @@ def describe(reference: ModelReference, dtype: str | None, *, trust_remote_code:
         execution_order=seen.execution_order,
         output_bytes_per_token=seen.output_bytes_per_token,
         kv_cache=seen.kv_cache,
+        renamings=renamings_of(model),
         quantization=quantization if isinstance(quantization, dict) else None,
         notes=tuple(note for note in (dtype_note, seen.note, _quantization_note(quantization, chosen)) if note),
     )

@@ -19,7 +19,7 @@ _LENGTHS = (_PROMPT_TOKENS, _DECODER_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a forward showed. `kv_cache` is None, with the reason in `note`, where the forward did not get through."""
+    """What a forward showed. `kv_cache` is None, with the reason in `note`, where no decoder got through."""
 
     execution_order: tuple[str, ...]
     output_bytes_per_token: dict[str, int]
@@ -33,8 +33,12 @@ def probe(model: PreTrainedModel) -> Probe:
 
     order: dict[str, None] = {}
     outputs: dict[str, int] = {}
+    caches: list[Any] = []
+    note = None
 
     def leave(name: str, output: Any) -> None:
+        if (cache := getattr(output, "past_key_values", None)) is not None:
+            caches.append(cache)
         first = output[0] if isinstance(output, tuple) and output else output
         if isinstance(first, torch.Tensor) and first.dim() == 3 and first.shape[1] in _LENGTHS:
             outputs.setdefault(name, first.nbytes // first.shape[1])
@@ -46,14 +50,16 @@ def probe(model: PreTrainedModel) -> Probe:
             hooks.append(module.register_forward_hook(lambda _m, _args, out, name=name: leave(name, out)))
     try:
         with torch.no_grad(), _shapes_only():
-            output = model(**_inputs(model), **({"use_cache": True} if model.can_generate() else {}))
+            leave("", model(**_inputs(model), **({"use_cache": True} if model.can_generate() else {})))
     except Exception as error:  # noqa: BLE001 - any model code may fail without real inputs; its tree still stands
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return Probe((), {}, None, f"module order is by definition and the KV cache unknown: {reason}")
+        if not caches:
+            return Probe((), {}, None, f"module order is by definition and the KV cache unknown: {reason}")
+        note = f"a forward of text alone fails after the decoder: {reason}"
     finally:
         for hook in hooks:
             hook.remove()
-    return Probe(tuple(order), outputs, _kv_cache(model, getattr(output, "past_key_values", None)))
+    return Probe(tuple(order), outputs, _kv_cache(model, caches[-1] if caches else None), note)
 
 
 def _inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
@@ -72,7 +78,10 @@ def _inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 
 def _shapes_only() -> Any:
-    """A mode in which code that asks an empty tensor for its value is told 1, or True."""
+    """A mode in which code that asks an empty tensor for its value is told 1, or True.
+
+    Experts are multiplied in bfloat16, the only dtype for which PyTorch knows the shape of that without a device.
+    """
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -81,6 +90,9 @@ def _shapes_only() -> Any:
             del types
             if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
                 return torch.ones((), dtype=args[0].dtype).item()
+            if func is torch.ops.aten._grouped_mm.default:
+                product = func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **(kwargs or {}))
+                return product.to(args[0].dtype)
             return func(*args, **(kwargs or {}))
 
     mode: Any = Answering
@@ -116,9 +128,8 @@ def _layer_owners(model: PreTrainedModel) -> dict[int, str]:
         if not isinstance(index, int) or index in owners:
             continue
         parts = name.split(".")
-        numbers = [position for position, part in enumerate(parts) if part == str(index)]
-        if numbers and (decoder is model or _contains(decoder, module)):
-            owners[index] = ".".join(parts[: numbers[-1] + 1])
+        if str(index) in parts and (decoder is model or _contains(decoder, module)):
+            owners[index] = ".".join(parts[: parts.index(str(index)) + 1])
     return owners
 
 
@@ -129,9 +140,10 @@ def _contains(outer: torch.nn.Module, inner: torch.nn.Module) -> bool:
 def _layer_cache(fqn: str, layers: list[Any]) -> KvCacheSpec:
     per_token = fixed = 0
     windows = [window for layer in layers if isinstance(window := getattr(layer, "sliding_window", None), int)]
+    lengths = {*_LENGTHS, *(window - 1 for window in windows if window <= max(_LENGTHS))}
     for layer in layers:
         for tensor in _tensors(vars(layer).values()):
-            tokens = next((n for n in tensor.shape[1:] if n in _LENGTHS), None)
+            tokens = next((n for n in tensor.shape[1:] if n in lengths), None)
             if tokens is None:
                 fixed += tensor.nbytes
             else:

@@ -12,6 +12,19 @@ _LOGGERS = ("transformers", "accelerate", "huggingface_hub", "torch")
 
 
 @contextmanager
+def quiet_loggers() -> Iterator[None]:
+    """Silence the logs of the libraries, importing none of them. With DEVMAP_DEBUG set nothing is silenced."""
+    before = {name: logging.getLogger(name).level for name in _LOGGERS}
+    try:
+        for name in _LOGGERS if not os.environ.get("DEVMAP_DEBUG") else ():
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+@contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Silence warnings, logs and progress bars of torch, transformers, accelerate and the hub client.
 
@@ -23,13 +36,6 @@ def quiet_libraries() -> Iterator[None]:
     import transformers  # its root logger sets its own level on import, which would undo ours
 
     transformers.logging.set_verbosity(logging.CRITICAL)
-    before = {name: logging.getLogger(name).level for name in _LOGGERS}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for name in _LOGGERS:
-                logging.getLogger(name).setLevel(logging.CRITICAL)
-            yield
-    finally:
-        for name, level in before.items():
-            logging.getLogger(name).setLevel(level)
+    with warnings.catch_warnings(), quiet_loggers():
+        warnings.simplefilter("ignore")
+        yield

@@ -78,9 +78,24 @@ def _read(location: str, revision: str | None, config_path: Path) -> ModelRefere
             f"{config_path} is no JSON: {error.msg} at line {error.lineno} column {error.colno}",
             "download it again",
         ) from None
+    except RecursionError:
+        raise RequestError(f"{config_path} is no JSON that a model has: nested too deeply", "download it again") from None
     if not isinstance(config, dict):
         raise RequestError(f"{config_path} is no JSON object", "download it again")
+    _check_names(config, config_path)
     return ModelReference(location, revision, config_path.parent, config, text)
+
+
+def _check_names(config: dict[str, Any], config_path: Path) -> None:
+    """Refuse names of a kind that transformers would stumble over."""
+    model_type, architectures = config.get("model_type"), config.get("architectures")
+    hint = "compare it with the model's page on the hub"
+    if not isinstance(model_type, str | None):
+        raise RequestError(f"model_type in {config_path} is no text", hint)
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
+        raise RequestError(f"architectures in {config_path} is no list of class names", hint)
 
 
 def _commit(config_path: Path) -> str | None:
@@ -93,9 +108,12 @@ def _download(model: str, revision: str | None) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
+    from devmap_cli.model.quiet import quiet_loggers
+
     disable_progress_bars()
     try:
-        return Path(hf_hub_download(model, CONFIG_NAME, revision=revision))
+        with quiet_loggers():
+            return Path(hf_hub_download(model, CONFIG_NAME, revision=revision))
     except Exception as error:
         raise hub_error(error, model, revision) from error
 

@@ -76,7 +76,8 @@ class ModelSpec:
 
     `ties` are groups of fully qualified tensor names that share one storage, the owner first. `execution_order` are
     fqns of modules in the order in which a forward first enters them; `output_bytes_per_token` is what each of them
-    hands on, where its output has one row per token. `kv_cache` is None where it is unknown, with the
+    hands on, where its output has one row per token. `renamings` lead from names of older releases to today's.
+    `kv_cache` is None where it is unknown, with the
     reason in `notes`.
     """
 
@@ -90,6 +91,7 @@ class ModelSpec:
     execution_order: tuple[str, ...] = ()
     output_bytes_per_token: dict[str, int] = field(default_factory=dict)
     kv_cache: tuple[KvCacheSpec, ...] | None = None
+    renamings: tuple[tuple[str, str], ...] = ()
     quantization: dict[str, Any] | None = None
     notes: tuple[str, ...] = field(default=())
 
