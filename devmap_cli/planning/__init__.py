@@ -1,0 +1,1 @@
+"""Where each part goes: blocks and budgets in, a placement out."""

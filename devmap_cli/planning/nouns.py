@@ -1,0 +1,113 @@
+"""What planners take and give back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is placed as one: a no-split module, or modules that share weights, in execution order.
+
+    Args:
+        fqns: module names, the first naming the block; more than one where weights are tied.
+        weights_bytes: parameters and buffers, shared ones once.
+        kv_cache_bytes: KV cache at the workload's final length.
+        transient_bytes: the most that its forward needs beyond weights and KV cache; blocks run one after
+            another, so a device needs the largest of them only.
+        fixed: the device it must go to (a pin), or None.
+    """
+
+    fqns: tuple[str, ...]
+    weights_bytes: int
+    kv_cache_bytes: int = 0
+    transient_bytes: int = 0
+    fixed: Device | None = None
+
+    @property
+    def resident_bytes(self) -> int:
+        """What it takes all the time."""
+        return self.weights_bytes + self.kv_cache_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBreakdown:
+    """What one device will take, in bytes: the parts add up to `peak_bytes`."""
+
+    weights_bytes: int = 0
+    kv_cache_bytes: int = 0
+    activation_bytes: int = 0
+    overhead_bytes: int = 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the device takes at any time."""
+        return self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One step of a planner: a block, the device it went to, why, and the device's bytes before and after."""
+
+    block: str
+    device: Device
+    reason: str
+    bytes_before: int
+    bytes_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A device for each block, in the blocks' order."""
+
+    strategy: str
+    blocks: tuple[Block, ...]
+    devices: tuple[Device, ...]
+    budgets: Budgets
+    overhead_bytes: dict[Device, int] = field(default_factory=dict)
+    decisions: tuple[Decision, ...] = ()
+
+    @property
+    def used_devices(self) -> tuple[Device, ...]:
+        """The devices that hold a block, in budget order."""
+        used = set(self.devices)
+        return tuple(device for device in self.budgets.devices if device in used)
+
+    @property
+    def num_hops(self) -> int:
+        """How often execution goes on on another device."""
+        return sum(1 for before, after in pairwise(self.devices) if before != after)
+
+    def memory(self, device: Device) -> MemoryBreakdown:
+        """What `device` takes; no overhead where it holds nothing."""
+        held = [block for block, place in zip(self.blocks, self.devices, strict=True) if place == device]
+        if not held:
+            return MemoryBreakdown()
+        return MemoryBreakdown(
+            weights_bytes=sum(block.weights_bytes for block in held),
+            kv_cache_bytes=sum(block.kv_cache_bytes for block in held),
+            activation_bytes=max(block.transient_bytes for block in held),
+            overhead_bytes=self.overhead_bytes.get(device, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """The answer "no": which device binds, by how many bytes, and why.
+
+    `device` is the one that binds, or None where all together are too small; `needed_bytes` and
+    `budget_bytes` are its, or the sums. `missing_bytes`, added to the budget of `grow_device` alone, make it
+    fit.
+    """
+
+    strategy: str
+    reason: str
+    needed_bytes: int
+    budget_bytes: int
+    missing_bytes: int
+    device: Device | None = None
+    grow_device: Device | None = None

@@ -1,0 +1,77 @@
+"""From a described model and budgets to a placement, and from a placement to a map."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.device import Device
+from devmap_cli.mapfile import MapDevice, MapFile, MapModel, MapTransfer, MapWorkload
+from devmap_cli.model.cache import package_versions
+from devmap_cli.model.spec import ModelSpec
+from devmap_cli.planning.blocks import blocks_of, device_map_of
+from devmap_cli.planning.nouns import Infeasible, Placement
+from devmap_cli.planning.pins import Pin, apply_pins
+from devmap_cli.planning.strategies import plan
+from devmap_cli.planning.transfers import transfers
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """All that a plan depends on, besides the model.
+
+    `weights_only` lets budgets cap weights alone, as accelerate's max_memory does.
+    """
+
+    strategy: str
+    budgets: Budgets
+    workload: MapWorkload
+    pins: tuple[Pin, ...] = ()
+    gpu_weights: Mapping[Device, Fraction] = field(default_factory=dict)
+    weights_only: bool = False
+
+
+def make_plan(spec: ModelSpec, request: PlanRequest) -> Placement | Infeasible:
+    """Place the blocks of `spec` as `request` says.
+
+    Raises:
+        RequestError: a pin, a weight or the strategy does not go with the model or the budgets.
+    """
+    workload = request.workload
+    tokens = 0 if request.weights_only else workload.prompt_tokens + workload.max_new_tokens
+    blocks = blocks_of(spec, tokens, workload.batch_size)
+    if request.weights_only:
+        blocks = tuple(replace(block, kv_cache_bytes=0, transient_bytes=0) for block in blocks)
+    blocks = apply_pins(blocks, request.pins, spec)
+    return plan(request.strategy, blocks, request.budgets, gpu_weights=request.gpu_weights)
+
+
+def map_file(spec: ModelSpec, request: PlanRequest, placement: Placement) -> MapFile:
+    """The map that says what `placement` decided, complete for a run."""
+    device_map = {key: Device.parse(value) for key, value in device_map_of(spec, placement).items()}
+    return MapFile(
+        device_map=device_map,
+        model=MapModel(spec.model_id, spec.revision, spec.class_name, spec.dtype, spec.quantization),
+        strategy=placement.strategy,
+        workload=request.workload,
+        devices=tuple(_map_device(placement, device, budget) for device, budget in request.budgets),
+        transfers=tuple(
+            MapTransfer(source, target, num_bytes)
+            for (source, target), num_bytes in sorted(transfers(spec, device_map).items())
+        ),
+        versions=package_versions(),
+    )
+
+
+def _map_device(placement: Placement, device: Device, budget_bytes: int) -> MapDevice:
+    memory = placement.memory(device)
+    return MapDevice(
+        device,
+        budget_bytes,
+        weights_bytes=memory.weights_bytes,
+        kv_cache_bytes=memory.kv_cache_bytes,
+        activation_bytes=memory.activation_bytes,
+        overhead_bytes=memory.overhead_bytes,
+    )

@@ -1,0 +1,92 @@
+"""The answer "no": which device binds, and the least that would make it fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from devmap_cli.planning.costs import Room
+from devmap_cli.planning.nouns import Infeasible
+from devmap_cli.planning.partition import fill
+from devmap_cli.planning.task import Task
+from devmap_cli.units import format_bytes
+
+_MAX_EXACT_SIZE = 20_000
+
+
+def overfull_by_pins(strategy: str, task: Task) -> Infeasible | None:
+    """The first device that its own pinned blocks overfill."""
+    for room in task.rooms:
+        if room.held_bytes > room.budget_bytes:
+            missing = room.held_bytes - room.budget_bytes
+            reason = f"the blocks pinned to {room.device.label} need {format_bytes(missing)} more than it has"
+            return Infeasible(strategy, reason, room.held_bytes, room.budget_bytes, missing, room.device, room.device)
+    return None
+
+
+def shortage(strategy: str, task: Task, is_feasible: Callable[[Task], bool]) -> Infeasible:
+    """Why nothing fits, with the smallest amount that makes it fit when added to a single device.
+
+    The amount is exact for tasks of usual size; for very large ones it is enough, but may not be the
+    smallest.
+    """
+    room, missing = _best_to_grow(task)
+    if len(task.costs) * len(task.rooms) <= _MAX_EXACT_SIZE:
+        room, missing = _smallest(task, is_feasible, room, missing)
+    needed = sum(block.resident_bytes for block in task.blocks) + max(
+        (block.transient_bytes for block in task.blocks), default=0
+    )
+    total = sum(budget for _, budget in task.budgets)
+    remedy = f"{format_bytes(missing)} more on {room.device.label} would do"
+    if needed > total:
+        reason = f"all devices together are too small; {remedy}"
+        return Infeasible(strategy, reason, needed, total, missing, None, room.device)
+    reason = f"the blocks don't divide so that each device stays within its budget; {remedy}"
+    bound = room.budget_bytes
+    return Infeasible(strategy, reason, bound + missing, bound, missing, room.device, room.device)
+
+
+def _best_to_grow(task: Task) -> tuple[Room, int]:
+    """The room that needs least to hold, in the given order, what those before and after it leave."""
+    costs, rooms = task.costs, task.rooms
+    fronts = fill(costs, rooms).segments.cuts
+    backs = fill(costs.backwards(), rooms[::-1]).segments.cuts[::-1]
+    growths = [
+        (costs.on(room, fronts[index], len(costs) - backs[index + 1]) - room.budget_bytes, index)
+        for index, room in enumerate(rooms)
+    ]
+    missing, index = min(growths)
+    return rooms[index], missing
+
+
+def _smallest(task: Task, is_feasible: Callable[[Task], bool], room: Room, enough: int) -> tuple[Room, int]:
+    """The room and the smallest amount over all rooms, given one amount that is enough."""
+    for other in task.rooms:
+        # a room that can't do with less than the best so far is out after one try
+        if not is_feasible(_grown(task, other, enough - 1)):
+            continue
+        low, high = 0, enough - 1
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if is_feasible(_grown(task, other, middle)):
+                high = middle
+            else:
+                low = middle
+        room, enough = other, high
+    return room, enough
+
+
+def _grown(task: Task, room: Room, num_bytes: int) -> Task:
+    """The same task with more memory on one device."""
+
+    def grow(other: Room) -> Room:
+        if other.device != room.device:
+            return other
+        budget_bytes = other.budget_bytes + num_bytes
+        return replace(other, budget_bytes=budget_bytes, scale=budget_bytes)
+
+    return replace(
+        task,
+        accelerators=tuple(grow(other) for other in task.accelerators),
+        tiers=tuple(grow(other) for other in task.tiers),
+    )
