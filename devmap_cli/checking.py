@@ -81,10 +81,12 @@ def weights_by_device(device_map: Mapping[str, Device], spec: ModelSpec) -> dict
 def _uncovered(device_map: Mapping[str, Device], spec: ModelSpec) -> Iterator[Finding]:
     """The largest modules that the map leaves out whole, and lone tensors of those it names only in part."""
 
+    matched = _names(spec) & device_map.keys()
+
     def visit(fqn: str, module: ModuleSpec) -> Iterator[Finding]:
         if owner(fqn, device_map) is not None:
             return
-        if not any(is_ancestor(fqn, key) for key in device_map):
+        if not any(is_ancestor(fqn, key) for key in matched):
             yield from _left_out(fqn, [tensor for _, inner in module.walk() for tensor in inner.tensors], device_map)
             return
         for tensor in module.tensors:
@@ -127,7 +129,7 @@ def _neighbour(name: str, device_map: Mapping[str, Device]) -> Device:
 
 
 def _unmatched_keys(device_map: Mapping[str, Device], spec: ModelSpec) -> Iterator[Finding]:
-    names = {fqn for fqn, _ in spec.modules()} | {name for name, _ in spec.tensors()}
+    names = _names(spec)
     for key in device_map:
         if key not in names:
             alike = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
@@ -203,6 +205,11 @@ def _over_budget(device_map: Mapping[str, Device], spec: ModelSpec, budgets: Map
                 f" over its budget of {format_bytes(budgets[device])}",
                 f"move {format_bytes(missing_bytes)} or more from {device.label} to another device",
             )
+
+
+def _names(spec: ModelSpec) -> set[str]:
+    """All names that a key of a map may have: modules and, for those held by a split module, tensors."""
+    return {fqn for fqn, _ in spec.modules()} | {name for name, _ in spec.tensors()}
 
 
 def _entry(name: str, device: Device) -> str:

@@ -18,10 +18,10 @@ from devmap_cli.errors import (
 
 def main() -> NoReturn:
     """Run `devmap` on the process's arguments and exit; all exit codes are decided here."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(invoke(sys.argv[1:]))
 
 
-def run(arguments: list[str]) -> int:
+def invoke(arguments: list[str]) -> int:
     """Run `devmap` on `arguments` and give the exit code; failures become one error line and one hint line."""
     try:
         return _dispatch(arguments)
@@ -42,13 +42,19 @@ def run(arguments: list[str]) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    from typer import Abort
+    from typer import Abort, Exit
     from typer.exceptions import TyperException
+    from typer.main import get_command
 
     from devmap_cli.cli.app import app
 
+    # not by calling app, which answers interrupts and broken pipes itself, without a word
+    root = get_command(app)
     try:
-        code = app(args=arguments, prog_name="devmap", standalone_mode=False)
+        with root.make_context("devmap", arguments or ["--help"]) as context:
+            code = root.invoke(context)
+    except Exit as end:
+        code = end.exit_code
     except TyperException as error:
         command = next((word for word in arguments if not word.startswith("-")), "")
         known = command in {info.name for info in app.registered_commands}

@@ -93,7 +93,7 @@ def plan(
     )
     placement = make_plan(spec, request)
     if isinstance(placement, Infeasible):
-        _refuse(placement, spec, as_json=as_json)
+        _refuse(placement, spec, request.budgets, as_json=as_json)
     document = map_file(spec, request, placement)
     target = output or ("-" if as_json else "map.json")
     write_map(document, target)
@@ -136,7 +136,7 @@ def _is_relative(device: Device, amounts: dict[Device, Amount], reserves: dict[D
     return amounts[device].is_relative or (device in reserves and reserves[device].is_relative)
 
 
-def _refuse(answer: Infeasible, spec: ModelSpec, *, as_json: bool) -> NoReturn:
+def _refuse(answer: Infeasible, spec: ModelSpec, budgets: Budgets, *, as_json: bool) -> NoReturn:
     from devmap_cli.cli import fail
     from devmap_cli.units import format_bytes
 
@@ -147,14 +147,14 @@ def _refuse(answer: Infeasible, spec: ModelSpec, *, as_json: bool) -> NoReturn:
         EXIT_NO,
         f"{spec.model_id} does not fit{place}: {answer.reason}; needed {format_bytes(answer.needed_bytes)}, "
         f"budget {format_bytes(answer.budget_bytes)}, missing {format_bytes(answer.missing_bytes)}",
-        _ways_out(answer, spec),
+        _ways_out(spec, budgets),
     )
     raise typer.Exit(code)
 
 
-def _ways_out(answer: Infeasible, spec: ModelSpec) -> str:
+def _ways_out(spec: ModelSpec, budgets: Budgets) -> str:
     ways = []
-    if answer.budgets is not None and not answer.budgets.tiers:
+    if not budgets.tiers:
         ways.append("allow offloading, for example cpu:64GB in --max-memory")
     if spec.dtype == "float32":
         ways.append("halve the weights with --dtype bfloat16")
@@ -171,6 +171,7 @@ def infeasible_document(answer: Infeasible) -> dict[str, Any]:
         "needed_bytes": answer.needed_bytes,
         "budget_bytes": answer.budget_bytes,
         "missing_bytes": answer.missing_bytes,
+        "grow_device": None if answer.grow_device is None else answer.grow_device.map_value,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 from devmap_cli.devices.device import CPU, DISK, Device, DeviceError
 from devmap_cli.errors import RequestError, SurroundingsError
@@ -29,6 +30,14 @@ class Budgets:
     def __getitem__(self, device: Device) -> int:
         return dict(self.by_device)[device]
 
+    def get(self, device: Device) -> int:
+        """The budget of `device` in bytes; 0 where it has none."""
+        return dict(self.by_device).get(device, 0)
+
+    def less(self, kept: Mapping[Device, int]) -> Budgets:
+        """These budgets less what is `kept` free (bytes), never below zero."""
+        return Budgets(tuple((device, max(0, size - kept.get(device, 0))) for device, size in self.by_device))
+
     @property
     def devices(self) -> tuple[Device, ...]:
         """All devices in placing order."""
@@ -45,8 +54,12 @@ class Budgets:
         return tuple(device for device in self.devices if not device.is_accelerator)
 
 
-def parse_max_memory(text: str, option: str = "--max-memory") -> dict[Device, Amount]:
+def parse_max_memory(text: str, option: str = "--max-memory", separator: str = ":") -> dict[Device, Amount]:
     """Read `0:10GB,cuda:1:80%,cpu:-2GiB`: items DEVICE:SIZE, where the last colon splits.
+
+    Args:
+        option: what to call it in errors.
+        separator: what stands between DEVICE and SIZE; a colon is understood too.
 
     Raises:
         RequestError: naming the very item that is wrong, with the whole value corrected where that can be guessed.
@@ -58,12 +71,13 @@ def parse_max_memory(text: str, option: str = "--max-memory") -> dict[Device, Am
         def corrected(replacement: str, position: int = position) -> str:
             return f"{option} '{','.join([*items[:position], replacement, *items[position + 1 :]])}'"
 
-        name, colon, size = item.rpartition(":")
-        if not colon or not name:
-            raise RequestError(
-                f"{option}: {item!r} is not DEVICE:SIZE" if item else f"{option}: an item is empty in {text!r}",
-                f"{option} '0:10GB,1:10GB,cpu:30GB'" if not item else f"for example {corrected(_as_item(item))}",
-            )
+        name, found, size = item.rpartition(separator if separator in item else ":")
+        if not item:
+            example = ",".join(filter(None, items)) or f"0{separator}10GB,1{separator}10GB,cpu{separator}30GB"
+            raise RequestError(f"{option}: an item is empty in {text!r}", f"{option} '{example}'")
+        if not found or not name:
+            guess = _as_item(item, separator, items)
+            raise RequestError(f"{option}: {item!r} is not DEVICE{separator}SIZE", f"for example {corrected(guess)}")
         try:
             device, amount = Device.parse(name), parse_amount(size)
         except DeviceError as error:
@@ -72,7 +86,7 @@ def parse_max_memory(text: str, option: str = "--max-memory") -> dict[Device, Am
                 "devices are 0, 1, …, cuda:0, npu:0, xpu:0, mps, cpu and disk",
             ) from None
         except SizeError as error:
-            hint = f"which unit is meant? for example {corrected(f'{name}:{error.suggestion}')}; {UNITS_HELP}"
+            hint = f"which unit is meant? for example {corrected(f'{name}{found}{error.suggestion}')}; {UNITS_HELP}"
             raise RequestError(f"{option}: in {item!r}: {error}", hint) from None
         if device in amounts:
             raise RequestError(f"{option}: {item!r} names {device} a second time", "give each device once")
@@ -89,17 +103,19 @@ def parse_reserves(items: Iterable[str]) -> dict[Device, Amount]:
     joined = ",".join(items)
     if not joined:
         return {}
-    swapped = [":".join(item.rsplit("=", 1)) if "=" in item else item for item in joined.split(",")]
-    return parse_max_memory(",".join(swapped), option="--reserve")
+    return parse_max_memory(joined, option="--reserve", separator="=")
 
 
-def _as_item(item: str) -> str:
-    """The DEVICE:SIZE that a lone size or a lone device was probably meant to be."""
+def _as_item(item: str, separator: str, items: Iterable[str]) -> str:
+    """The DEVICE:SIZE that a lone size or a lone device was probably meant to be; a size gets a number not taken."""
+    lone = item.strip(":=")
     try:
-        Device.parse(item.rstrip(":"))
+        Device.parse(lone)
     except DeviceError:
-        return f"0:{item.lstrip(':')}"
-    return f"{item.rstrip(':')}:10GB"
+        taken = {name.rpartition(separator)[0].strip().lower().removeprefix("cuda:") for name in items}
+        free = next(number for number in map(str, count()) if number not in taken)
+        return f"{free}{separator}{lone}"
+    return f"{lone}{separator}10GB"
 
 
 def resolve_budgets(

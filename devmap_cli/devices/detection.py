@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from devmap_cli.devices.device import CPU, DISK, Device
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_CGROUP_FILES = (  # limit, use, and the statistic of file cache that can be dropped: v2, then v1
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +32,8 @@ def detect(kinds: Iterable[Device] | None = None) -> tuple[DetectedDevice, ...]:
     """The devices of this machine, accelerators first.
 
     Args:
-        kinds: look only for these; None looks for all. torch is imported only to look for accelerators.
+        kinds: look only for these; None looks for all. torch is imported only to look for accelerators. One that
+            was given by number alone is found among the machine's accelerators of whatever kind.
     """
     wanted = None if kinds is None else set(kinds)
     found: list[DetectedDevice] = []
@@ -37,7 +43,16 @@ def detect(kinds: Iterable[Device] | None = None) -> tuple[DetectedDevice, ...]:
         found.append(_host_ram())
     if wanted is None or DISK in wanted:
         found.append(_disk())
-    return tuple(item for item in found if wanted is None or item.device in wanted)
+    return tuple(found) if wanted is None else tuple(_only(wanted, found))
+
+
+def _only(wanted: set[Device], found: Iterable[DetectedDevice]) -> Iterator[DetectedDevice]:
+    for item in found:
+        by_number = Device("cuda", item.device.index or 0)
+        if item.device in wanted:
+            yield item
+        elif item.device.is_accelerator and by_number in wanted:
+            yield replace(item, device=by_number)
 
 
 def accelerator_kind() -> str | None:
@@ -90,19 +105,47 @@ def _host_ram() -> DetectedDevice:
 
 
 def _cgroup_limit() -> tuple[int, int] | None:
-    """Memory limit and use of this process's cgroup (v2, then v1), in bytes, or None without a limit."""
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            limit_text = (_CGROUP_ROOT / limit).read_text().strip()
-            used_text = (_CGROUP_ROOT / used).read_text().strip()
-        except OSError:
-            continue
-        if limit_text.isdigit() and used_text.isdigit():
-            return int(limit_text), int(used_text)
-    return None
+    """Limit and use of the tightest of this process's cgroups (v2 and v1), in bytes, or None without a limit.
+
+    File cache that the kernel would give up is not counted as used (as Kubernetes counts a working set).
+    """
+    found = []
+    for folder in _cgroup_folders():
+        for limit, used, cache in _CGROUP_FILES:
+            try:
+                limit_text = (folder / limit).read_text().strip()
+                used_text = (folder / used).read_text().strip()
+            except OSError:
+                continue
+            if limit_text.isdigit() and used_text.isdigit():
+                found.append((int(limit_text), max(0, int(used_text) - _statistic(folder / "memory.stat", cache))))
+    return min(found, default=None)
+
+
+def _cgroup_folders() -> Iterator[Path]:
+    """The folders of this process's memory cgroups and of all above them; a limit may be set at any."""
+    yield _CGROUP_ROOT
+    yield _CGROUP_ROOT / "memory"
+    try:
+        lines = _OWN_CGROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "memory" in controllers.split(","):
+            base = _CGROUP_ROOT / "memory" if controllers else _CGROUP_ROOT
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            for length in range(len(parts), 0, -1):
+                yield base.joinpath(*parts[:length])
+
+
+def _statistic(path: Path, name: str) -> int:
+    """One number of a memory.stat file; 0 where it is not there."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
 
 
 def _disk() -> DetectedDevice:

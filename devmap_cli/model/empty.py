@@ -74,7 +74,8 @@ def _unknown_architecture(reference: ModelReference) -> RequestError:
 def choose_dtype(reference: ModelReference, config: PreTrainedConfig, asked: str | None) -> tuple[str, str | None]:
     """The dtype the model loads in, and a note where it was not stated anywhere.
 
-    Asked for, else config.json's, else that of the weights in the folder, else float32 as transformers does.
+    Asked for, else config.json's, else that of the weights in the folder, else float32 as transformers does; of a
+    quantized model, whose weights are not stored in float32, bfloat16.
     """
     if asked is not None:
         return asked, None
@@ -85,6 +86,8 @@ def choose_dtype(reference: ModelReference, config: PreTrainedConfig, asked: str
     stored = first_float_dtype(reference.folder)
     if stored is not None:
         return stored, None
+    if isinstance(reference.config.get("quantization_config"), dict):
+        return "bfloat16", "config.json states no dtype: counted as bfloat16, as the model is quantized"
     return (
         "float32",
         "config.json states no dtype: counted as float32, as it loads; --dtype bfloat16 halves it",

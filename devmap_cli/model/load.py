@@ -61,12 +61,26 @@ def describe(reference: ModelReference, dtype: str | None, *, trust_remote_code:
         kv_cache=seen.kv_cache,
         renamings=renamings_of(model),
         quantization=quantization if isinstance(quantization, dict) else None,
-        notes=tuple(note for note in (dtype_note, seen.note, _quantization_note(quantization, chosen)) if note),
+        notes=tuple(
+            note
+            for note in (
+                _class_note(reference, type(model).__name__),
+                dtype_note,
+                seen.note,
+                _quantization_note(quantization, chosen),
+            )
+            if note
+        ),
     )
 
 
 def _no_split_classes(model: PreTrainedModel) -> frozenset[str]:
     return frozenset(getattr(model, "_no_split_modules", None) or ())
+
+
+def _class_note(reference: ModelReference, class_name: str) -> str | None:
+    named = reference.config.get("architectures") or [class_name]
+    return None if class_name in named else f"config.json names {named[0]}, and transformers loads it as {class_name}"
 
 
 def _quantization_note(quantization: object, dtype: str) -> str | None:

@@ -79,7 +79,9 @@ def _read(location: str, revision: str | None, config_path: Path) -> ModelRefere
             "download it again",
         ) from None
     except RecursionError:
-        raise RequestError(f"{config_path} is no JSON that a model has: nested too deeply", "download it again") from None
+        raise RequestError(
+            f"{config_path} is no JSON that can be read: nested too deeply", "download it again"
+        ) from None
     if not isinstance(config, dict):
         raise RequestError(f"{config_path} is no JSON object", "download it again")
     _check_names(config, config_path)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.device import Device
+from devmap_cli.devices.device import CPU, Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +82,33 @@ class Placement:
         """How often execution goes on on another device."""
         return sum(1 for before, after in pairwise(self.devices) if before != after)
 
+    @property
+    def main_device(self) -> Device:
+        """The device that computes for the blocks on cpu and disk: the first accelerator in use, else cpu.
+
+        accelerate brings offloaded weights there layer by layer (`dispatch_model`'s main device).
+        """
+        return next((device for device in self.devices if device.is_accelerator), CPU)
+
     def memory(self, device: Device) -> MemoryBreakdown:
-        """What `device` takes; no overhead where it holds nothing."""
-        held = [block for block, place in zip(self.blocks, self.devices, strict=True) if place == device]
-        if not held:
+        """What `device` takes; no overhead where it holds nothing.
+
+        KV cache and activations are where a block computes, which for an offloaded one is the main device.
+        """
+        places = list(zip(self.blocks, self.devices, strict=True))
+        held = [block for block, place in places if place == device]
+        computed = [block for block, place in places if self._computes(place) == device]
+        if not held and not computed:
             return MemoryBreakdown()
         return MemoryBreakdown(
             weights_bytes=sum(block.weights_bytes for block in held),
-            kv_cache_bytes=sum(block.kv_cache_bytes for block in held),
-            activation_bytes=max(block.transient_bytes for block in held),
+            kv_cache_bytes=sum(block.kv_cache_bytes for block in computed),
+            activation_bytes=max((block.transient_bytes for block in computed), default=0),
             overhead_bytes=self.overhead_bytes.get(device, 0),
         )
+
+    def _computes(self, place: Device) -> Device:
+        return place if place.is_accelerator else self.main_device
 
 
 @dataclass(frozen=True, slots=True)

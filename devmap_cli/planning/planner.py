@@ -12,7 +12,7 @@ from devmap_cli.mapfile import MapDevice, MapFile, MapModel, MapTransfer, MapWor
 from devmap_cli.model.cache import package_versions
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
-from devmap_cli.planning.nouns import Infeasible, Placement
+from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.pins import Pin, apply_pins
 from devmap_cli.planning.strategies import plan
 from devmap_cli.planning.transfers import transfers
@@ -44,8 +44,26 @@ def make_plan(spec: ModelSpec, request: PlanRequest) -> Placement | Infeasible:
     blocks = blocks_of(spec, tokens, workload.batch_size)
     if request.weights_only:
         blocks = tuple(replace(block, kv_cache_bytes=0, transient_bytes=0) for block in blocks)
-    blocks = apply_pins(blocks, request.pins, spec)
-    return plan(request.strategy, blocks, request.budgets, gpu_weights=request.gpu_weights)
+    return _plan_with_offloaded_cache(apply_pins(blocks, request.pins, spec), request)
+
+
+def _plan_with_offloaded_cache(blocks: tuple[Block, ...], request: PlanRequest) -> Placement | Infeasible:
+    """Plan, keeping room on the main device for the KV cache of what is offloaded.
+
+    How much that is shows only in a plan, so plans are made with more room kept until one holds; what is kept only
+    grows, and the whole cache is its limit.
+    """
+    kept: dict[Device, int] = {}
+    while True:
+        budgets = request.budgets.less(kept)
+        answer = plan(request.strategy, blocks, budgets, gpu_weights=request.gpu_weights)
+        if isinstance(answer, Infeasible):
+            return answer
+        main = answer.main_device
+        over = answer.memory(main).peak_bytes - request.budgets.get(main)
+        if over <= 0 or main not in request.budgets.devices:
+            return replace(answer, budgets=request.budgets)
+        kept[main] = kept.get(main, 0) + over
 
 
 def map_file(spec: ModelSpec, request: PlanRequest, placement: Placement) -> MapFile:

@@ -28,5 +28,10 @@ def err() -> Console:
 def _console(stream: TextIO) -> Console:
     from rich.console import Console
 
+    class Unguarded(Console):
+        def on_broken_pipe(self) -> None:
+            """Leave it to the command line, where all exit codes are decided."""
+            raise
+
     width = None if stream.isatty() or "COLUMNS" in os.environ else _WIDTH_WHEN_PIPED
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)
+    return Unguarded(file=stream, width=width, highlight=False, soft_wrap=False, emoji=False, markup=False)

@@ -101,7 +101,7 @@ def plan_notes(spec: ModelSpec, plan: MapFile, *, weights_only: bool) -> list[st
         )
     offloaded = [item for item in plan.devices if item.weights_bytes and not item.device.is_accelerator]
     total = sum(item.weights_bytes for item in plan.devices)
-    if offloaded and any(item.device.is_accelerator for item in plan.devices):
+    if offloaded and any(item.device.is_accelerator and item.weights_bytes for item in plan.devices):
         share = sum(item.weights_bytes for item in offloaded) / total
         notes.append(f"{100 * share:.0f} % of the weights are offloaded and cross to a GPU for every token")
     return notes

@@ -1,0 +1,1 @@
+"""Does it really run there: load with the map, generate, measure, report."""

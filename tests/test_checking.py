@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from devmap_cli.checking import Finding, check_map, weights_by_device
+from devmap_cli.devices.device import Device
+from devmap_cli.model.spec import ModelSpec, ModuleSpec, TensorSpec
+
+GPU_0, GPU_1, CPU = Device.parse("0"), Device.parse("1"), Device.parse("cpu")
+
+
+def tensor(name: str, num_bytes: int, *, is_buffer: bool = False) -> TensorSpec:
+    return TensorSpec(name, (num_bytes // 4,), "float32", num_bytes, is_buffer)
+
+
+def layer(name: str) -> ModuleSpec:
+    """100 bytes: 60 of attention and 40 of MLP."""
+    return ModuleSpec(
+        name,
+        "Layer",
+        children=(
+            ModuleSpec("attn", "Attention", (tensor("weight", 60),)),
+            ModuleSpec("mlp", "Mlp", (tensor("weight", 40),)),
+        ),
+        no_split=True,
+    )
+
+
+# 200 embedding + 11 layers of 100 + 8 norm + 16 rotary buffer = 1,324 bytes; lm_head shares the embedding's 200
+SPEC = ModelSpec(
+    model_id="toy",
+    revision=None,
+    class_name="Toy",
+    model_type="toy",
+    dtype="float32",
+    root=ModuleSpec(
+        "",
+        "Toy",
+        children=(
+            ModuleSpec(
+                "model",
+                "Base",
+                children=(
+                    ModuleSpec("embed", "Embedding", (tensor("weight", 200),)),
+                    ModuleSpec("layers", "ModuleList", children=tuple(layer(str(index)) for index in range(11))),
+                    ModuleSpec("norm", "Norm", (tensor("weight", 8),)),
+                    ModuleSpec("rotary_emb", "Rotary", (tensor("inv_freq", 16, is_buffer=True),)),
+                ),
+            ),
+            ModuleSpec("lm_head", "Linear", (tensor("weight", 200),)),
+        ),
+    ),
+    ties=(("model.embed.weight", "lm_head.weight"),),
+)
+WHOLE = {
+    "model.embed": GPU_0,
+    **{f"model.layers.{index}": GPU_0 if index < 5 else GPU_1 for index in range(11)},
+    "model.norm": GPU_1,
+    "model.rotary_emb": GPU_0,
+    "lm_head": GPU_0,
+}
+
+
+def without(*keys: str) -> dict[str, Device]:
+    return {key: device for key, device in WHOLE.items() if key not in keys}
+
+
+def only(findings: tuple[Finding, ...]) -> Finding:
+    (finding,) = findings
+    assert "\n" not in finding.message + finding.fix
+    return finding
+
+
+def test_a_right_map_has_no_findings() -> None:
+    assert check_map(WHOLE, SPEC) == ()
+    assert check_map({"": GPU_0}, SPEC) == ()
+    assert check_map({"model": GPU_0, "lm_head": GPU_0}, SPEC) == ()
+
+
+def test_uncovered_parameters_are_named_by_the_largest_module() -> None:
+    finding = only(check_map(without("model.layers.10"), SPEC))
+    assert (finding.code, finding.severity, finding.module) == ("uncovered-parameter", "error", "model.layers.10")
+    assert finding.message == "model.layers.10 has no device (2 parameters, 100 B)"
+
+
+def test_layers_1_does_not_cover_layers_10() -> None:
+    assert only(check_map(without("model.layers.10"), SPEC)).module == "model.layers.10"
+
+
+def test_the_fix_is_a_line_of_the_map_that_mends_it() -> None:
+    finding = only(check_map(without("model.norm"), SPEC))
+    assert finding.fix == 'add "model.norm": 0'
+    assert check_map({**without("model.norm"), "model.norm": GPU_0}, SPEC) == ()
+
+
+def test_a_forgotten_rotary_embedding_is_an_uncovered_buffer() -> None:
+    finding = only(check_map(without("model.rotary_emb"), SPEC))
+    assert (finding.code, finding.severity, finding.module) == ("uncovered-buffer", "error", "model.rotary_emb")
+    assert "1 buffer, 16 B" in finding.message
+
+
+def test_a_tied_weight_needs_a_device_under_each_of_its_names() -> None:
+    assert only(check_map(without("lm_head"), SPEC)).module == "lm_head"
+
+
+def test_a_tensor_of_a_module_named_in_part() -> None:
+    spec = ModelSpec(
+        "toy",
+        None,
+        "Toy",
+        "toy",
+        "float32",
+        ModuleSpec("", "Toy", (tensor("cls_token", 4),), (ModuleSpec("norm", "Norm", (tensor("weight", 8),)),)),
+    )
+    assert only(check_map({"norm": GPU_0}, spec)).module == "cls_token"
+    assert check_map({"norm": GPU_0, "cls_token": GPU_0}, spec) == ()
+
+
+def test_a_map_of_another_model_leaves_the_whole_uncovered() -> None:
+    findings = check_map({"transformer.wte": GPU_0}, SPEC)
+    assert [finding.code for finding in findings] == ["uncovered-parameter", "unmatched-key"]
+    assert findings[0].message.startswith("the whole model has no device")
+
+
+def test_a_key_that_matches_nothing_is_a_warning_with_the_nearest_name() -> None:
+    finding = only(check_map({**WHOLE, "model.layer.10": GPU_1}, SPEC))
+    assert (finding.code, finding.severity, finding.module) == ("unmatched-key", "warning", "model.layer.10")
+    assert finding.fix == "rename it to model.layers.10"
+    assert only(check_map({**WHOLE, "zzz": GPU_1}, SPEC)).fix == "remove it"
+
+
+@pytest.mark.parametrize(("device", "severity"), [(GPU_0, "warning"), (GPU_1, "error")])
+def test_overlapping_keys(device: Device, severity: str) -> None:
+    finding = only(check_map({"": GPU_0, "model.layers.3": device}, SPEC))
+    assert (finding.code, finding.severity, finding.module) == ("overlapping-keys", severity, "model.layers.3")
+
+
+def test_a_block_that_may_not_be_split() -> None:
+    parts = {"model.layers.3.attn": GPU_0, "model.layers.3.mlp": GPU_1}
+    finding = only(check_map({**without("model.layers.3"), **parts}, SPEC))
+    assert (finding.code, finding.severity, finding.module) == ("split-block", "error", "model.layers.3")
+    assert "GPU 0 and GPU 1" in finding.message
+
+
+def test_a_block_named_by_its_parts_on_one_device_is_whole() -> None:
+    parts = {"model.layers.3.attn": GPU_1, "model.layers.3.mlp": GPU_1}
+    assert check_map({**without("model.layers.3"), **parts}, SPEC) == ()
+
+
+def test_tied_weights_apart() -> None:
+    finding = only(check_map({**WHOLE, "lm_head": GPU_1}, SPEC))
+    assert (finding.code, finding.severity, finding.module) == ("split-tie", "error", "model.embed.weight")
+    assert finding.fix == 'put them on one device: "lm_head": 0'
+
+
+def test_weights_count_once_per_storage() -> None:
+    # GPU 0: 200 embedding, 5 × 100 layers, 16 rotary; GPU 1: 6 × 100 layers, 8 norm
+    assert weights_by_device(WHOLE, SPEC) == {GPU_0: 716, GPU_1: 608}
+
+
+@pytest.mark.parametrize(("budget_bytes", "is_over"), [(716, False), (715, True)])
+def test_weights_over_budget(budget_bytes: int, is_over: bool) -> None:
+    findings = check_map(WHOLE, SPEC, {GPU_0: budget_bytes, GPU_1: 1000})
+    assert [(finding.code, finding.module) for finding in findings] == ([("over-budget", "0")] if is_over else [])
+    assert not is_over or "716 B of weights: 1 B over its budget of 715 B" in findings[0].message
+
+
+def test_several_things_wrong_are_all_told() -> None:
+    findings = check_map({**without("model.norm", "model.rotary_emb"), "lm_head": CPU}, SPEC, {CPU: 10})
+    assert [finding.code for finding in findings] == ["uncovered-parameter", "uncovered-buffer", "split-tie"]
+
+
+def test_the_judge_needs_neither_torch_nor_the_planner() -> None:
+    code = (
+        "import sys, devmap_cli.checking, devmap_cli.mapfile;"
+        "print([name for name in sys.modules if name == 'torch' or name.startswith('devmap_cli.planning')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
