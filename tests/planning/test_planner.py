@@ -1,0 +1,85 @@
+"""Plans of described models: where the KV cache of offloaded layers is charged."""
+
+from __future__ import annotations
+
+import pytest
+
+from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.device import CPU, DISK, Device
+from devmap_cli.mapfile import MapWorkload
+from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
+from devmap_cli.planning.nouns import Infeasible, Placement
+from devmap_cli.planning.planner import PlanRequest, make_plan, map_file
+
+GPU = Device("cuda", 0)
+LAYERS = 4
+
+
+def model() -> ModelSpec:
+    """4 layers of 100 bytes, each keeping 2 bytes per token: 20 for the 10 tokens of WORKLOAD."""
+    weight = TensorSpec("weight", (100,), "int8", 100)
+    layers = tuple(ModuleSpec(str(index), "Layer", (weight,), no_split=True) for index in range(LAYERS))
+    fqns = tuple(f"layers.{index}" for index in range(LAYERS))
+    return ModelSpec(
+        model_id="toy",
+        revision=None,
+        class_name="Toy",
+        model_type="toy",
+        dtype="float32",
+        root=ModuleSpec("", "Toy", children=(ModuleSpec("layers", "ModuleList", children=layers),)),
+        execution_order=fqns,
+        kv_cache=tuple(KvCacheSpec(fqn, 2) for fqn in fqns),
+    )
+
+
+WORKLOAD = MapWorkload(prompt_tokens=6, max_new_tokens=4)
+
+
+def planned(budgets: dict[Device, int], strategy: str = "sequential") -> Placement:
+    answer = make_plan(model(), PlanRequest(strategy, Budgets.of(budgets), WORKLOAD))
+    assert isinstance(answer, Placement)
+    return answer
+
+
+@pytest.mark.parametrize("strategy", ["auto", "balanced", "sequential"])
+def test_cache_of_layers_on_cpu_is_charged_to_the_gpu_that_computes_them(strategy: str) -> None:
+    # 250 bytes: 2 layers are 240 with their own cache, and 280 with that of the 2 on cpu; so only 1 layer: 180
+    answer = planned({GPU: 250, CPU: 1000}, strategy)
+    gpu, cpu = answer.memory(GPU), answer.memory(CPU)
+    assert (gpu.weights_bytes, gpu.kv_cache_bytes) == (100, 80)
+    assert (cpu.weights_bytes, cpu.kv_cache_bytes) == (300, 0)
+    assert answer.budgets[GPU] == 250
+
+
+def test_cache_of_layers_on_disk_is_charged_to_the_cpu_where_nothing_else_computes() -> None:
+    answer = planned({CPU: 290, DISK: 1000})
+    cpu, disk = answer.memory(CPU), answer.memory(DISK)
+    assert (cpu.weights_bytes, cpu.kv_cache_bytes) == (200, 80)
+    assert (disk.weights_bytes, disk.kv_cache_bytes) == (200, 0)
+
+
+def test_a_gpu_that_cannot_hold_the_cache_of_what_is_offloaded_is_left_out() -> None:
+    # 70 bytes hold no layer; all on cpu compute there
+    answer = planned({GPU: 70, CPU: 1000})
+    assert answer.memory(GPU).peak_bytes == 0
+    assert answer.memory(CPU).peak_bytes == 480
+
+
+def test_weights_only_counts_no_cache() -> None:
+    request = PlanRequest("balanced", Budgets.of({GPU: 400}), WORKLOAD, weights_only=True)
+    answer = make_plan(model(), request)
+    assert isinstance(answer, Placement)
+    assert answer.memory(GPU).peak_bytes == 400
+    assert isinstance(make_plan(model(), PlanRequest("balanced", Budgets.of({GPU: 400}), WORKLOAD)), Infeasible)
+
+
+def test_map_file_figures_are_the_placements() -> None:
+    request = PlanRequest("balanced", Budgets.of({GPU: 250, CPU: 1000}), WORKLOAD)
+    answer = make_plan(model(), request)
+    assert isinstance(answer, Placement)
+    document = map_file(model(), request, answer).to_document()
+    by_device = {item["device"]: item for item in document["devices"]}
+    assert by_device[0]["peak_bytes"] == 180
+    assert by_device[0]["free_bytes"] == 70
+    assert sum(item["weights_bytes"] for item in document["devices"]) == 400
+    assert list(document["device_map"]) == [f"layers.{index}" for index in range(LAYERS)]
