@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from devmap_cli.model.reference import ModelReference
 
 DTYPES = ("float32", "float16", "bfloat16")
-# Which head a config without a usable `architectures` is loaded with: the first auto class that knows it.
+# Which head a config without a usable `architectures` is loaded with: the first auto class that knows it; those of
+# encoder-decoders first where it is one.
 _AUTO_CLASSES = (
     "AutoModelForImageTextToText",
     "AutoModelForCausalLM",
@@ -134,7 +135,7 @@ def _builder(reference: ModelReference, config: PreTrainedConfig, *, trust_remot
             return lambda config, dtype: cls._from_config(config, dtype=dtype)
     remote = trust_remote_code and reference.has_remote_code
     auto_map = getattr(config, "auto_map", None) or {}
-    for auto_name in _AUTO_CLASSES:
+    for auto_name in sorted(_AUTO_CLASSES, key=lambda name: config.is_encoder_decoder and "Seq2Seq" not in name):
         auto = getattr(transformers, auto_name)
         if type(config) in auto._model_mapping or (remote and auto_name in auto_map):
             return lambda config, dtype, auto=auto: auto.from_config(

@@ -48,6 +48,7 @@ def resolve(model: str, revision: str | None = None) -> ModelReference:
     """
     path = Path(model).expanduser()
     if path.is_dir():
+        path = path.absolute()  # a map that names it must hold from any folder
         return _read(str(path), revision, path / CONFIG_NAME)
     if path.exists():
         raise RequestError(

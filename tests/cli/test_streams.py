@@ -1,0 +1,217 @@
+"""What scripts rely on: streams, exit codes, colours, signals, and a quick start."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devmap_cli import __version__, cli
+from devmap_cli.errors import (
+    DevmapError,
+    FindingsError,
+    OutOfMemoryError,
+    RequestError,
+    SurroundingsError,
+)
+from devmap_cli.model.load import load_spec
+from tests.support.processes import DEVMAP, Outcome, environment, run_devmap, run_python
+
+MakeToy = Callable[..., Path]
+HEAVY = ("torch", "transformers", "accelerate", "numpy", "huggingface_hub", "safetensors", "psutil")
+
+
+@pytest.fixture
+def described(toy: MakeToy) -> Path:
+    """A toy whose description is kept: a process needs no torch for it."""
+    folder = toy("qwen2")
+    load_spec(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["-h"], ["inspect", "--help"], ["plan", "--help"], ["run", "--help"]]
+)
+def test_help_imports_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    script = (
+        "import sys; from devmap_cli.cli import invoke; code = invoke(sys.argv[1:]); "
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = run_python("-c", script, *arguments, cwd=tmp_path)
+    assert (done.exit_code, done.stderr) == (0, "[]\n")
+    assert done.stdout
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+def test_a_warm_cache_needs_nothing_heavy(command: str, described: Path) -> None:
+    script = (
+        "import sys; from devmap_cli.cli import invoke; code = invoke(sys.argv[1:]); "
+        f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    options = ["--max-memory", "0:9MB"] if command == "plan" else []
+    done = run_python("-c", script, command, described, *options, "--json", cwd=described)
+    assert (done.exit_code, done.stderr) == (0, "[]\n")
+
+
+def test_version_and_module(tmp_path: Path) -> None:
+    assert run_devmap("--version", cwd=tmp_path) == Outcome(0, f"devmap {__version__}\n", "")
+
+
+def test_no_arguments_show_the_help(tmp_path: Path) -> None:
+    assert run_devmap(cwd=tmp_path) == run_devmap("--help", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["no-such-command"], "no-such-command", "devmap --help"),
+        (["--no-such-option"], "--no-such-option", "devmap --help"),
+        (["plan"], "MODEL", "devmap plan --help"),
+    ],
+)
+def test_usage_errors(devmap: Callable[..., Outcome], arguments: list[str], error: str, hint: str) -> None:
+    done = devmap(*arguments)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert error in done.error
+    assert done.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (FindingsError("no"), 1),
+        (RequestError("wrong"), 2),
+        (SurroundingsError("gone"), 3),
+        (OutOfMemoryError("full"), 4),
+        (DevmapError("lost"), 70),
+        (ZeroDivisionError("by zero"), 70),
+        (KeyboardInterrupt(), 130),
+        (OSError(28, "No space left on device", "map.json"), 3),
+    ],
+)
+def test_each_failure_has_its_exit_code(
+    devmap: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, error: BaseException, exit_code: int
+) -> None:
+    def failing(_: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_dispatch", failing)
+    done = devmap("inspect", "x")
+    assert (done.exit_code, done.stdout) == (exit_code, "")
+    assert done.error
+    assert "Traceback" not in done.stderr
+
+
+def test_messages_of_several_lines_become_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.fail(2, "first\n  second", "do\nthis") == 2
+    assert capsys.readouterr().err == "error: first second\nhint: do this\n"
+
+
+def test_a_bug_asks_for_a_report_and_shows_no_traceback(
+    devmap: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: list[str]) -> int:
+        raise ValueError("something\nodd")
+
+    monkeypatch.setattr(cli, "_dispatch", failing)
+    done = devmap("inspect", "x")
+    assert done.error == "devmap failed unexpectedly: ValueError: something odd"
+    assert "DEVMAP_DEBUG=1" in done.hint
+
+
+def test_debug_shows_the_traceback(
+    devmap: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Traceback" not in devmap("inspect", tmp_path).stderr
+    monkeypatch.setenv("DEVMAP_DEBUG", "1")
+    done = devmap("inspect", tmp_path)
+    assert done.exit_code == 2
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "RequestError" in done.stderr
+    assert "has no config.json" in done.stderr.splitlines()[-2]
+
+
+def test_no_colours_when_piped(described: Path) -> None:
+    for command in (["inspect"], ["plan", "--max-memory", "0:9MB,cpu:1MB"]):
+        done = run_devmap(*command, described, cwd=described, env={"TERM": "xterm-256color"})
+        assert done.exit_code == 0
+        assert "\x1b" not in done.stdout + done.stderr
+    assert "\x1b" not in run_devmap("inspect", described / "missing", cwd=described).stderr
+
+
+def on_a_terminal(arguments: list[object], cwd: Path, **env: str) -> str:
+    """What `devmap` writes to a terminal."""
+    ours, theirs = pty.openpty()
+    merged = environment({"TERM": "xterm-256color", "COLUMNS": "120", **env})
+    with subprocess.Popen(
+        [*DEVMAP, *map(str, arguments)], stdin=theirs, stdout=theirs, stderr=theirs, cwd=cwd, env=merged
+    ) as process:
+        os.close(theirs)
+        written = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                written += chunk
+        except OSError:  # Linux's way to say that the other side has closed
+            pass
+        assert process.wait(timeout=60) == 0
+    os.close(ours)
+    return written.decode()
+
+
+def test_colours_on_a_terminal_unless_unwanted(described: Path) -> None:
+    assert "\x1b[36m" in on_a_terminal(["inspect", described], described)
+    plain = on_a_terminal(["inspect", described], described, NO_COLOR="1")
+    assert "Qwen2ForCausalLM" in plain
+    assert "\x1b[36m" not in plain
+
+
+def test_a_reader_that_leaves_early(described: Path) -> None:
+    for options in (["--expand", "--depth", "9"], ["--json"]):
+        with subprocess.Popen(
+            [*DEVMAP, "inspect", described, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=described,
+            env=environment({"PYTHONUNBUFFERED": ""}),
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == ""
+            assert process.wait(timeout=60) == 0
+
+
+def test_interrupted_while_working(toy: MakeToy, tmp_path: Path) -> None:
+    folder = toy("qwen2")
+    hook = tmp_path / "hook"
+    hook.mkdir()
+    # a module that stands where torch would be imported, and says when it is
+    (hook / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    started = time.monotonic()
+    with subprocess.Popen(
+        [*DEVMAP, "inspect", folder, "--dtype", "float16"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        env=environment({"PYTHONPATH": str(hook), "DEVMAP_CACHE": str(tmp_path / "cache")}),
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == "error: interrupted\n"
+        assert process.wait(timeout=60) == 130
+    assert time.monotonic() - started < 60  # it did not sleep to the end
+
+
+def test_python_is_the_one_of_these_tests() -> None:
+    assert DEVMAP[0] == sys.executable

@@ -1,0 +1,52 @@
+"""Names of devices."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from devmap_cli.devices.device import CPU, DISK, Device, DeviceError
+
+
+@pytest.mark.parametrize(
+    ("text", "device", "map_value", "label"),
+    [
+        ("0", Device("cuda", 0), 0, "GPU 0"),
+        (3, Device("cuda", 3), 3, "GPU 3"),
+        ("cuda:1", Device("cuda", 1), 1, "GPU 1"),
+        ("CUDA:1", Device("cuda", 1), 1, "GPU 1"),
+        ("npu:0", Device("npu", 0), "npu:0", "npu:0"),
+        ("xpu:12", Device("xpu", 12), "xpu:12", "xpu:12"),
+        ("mps", Device("mps"), "mps", "mps"),
+        ("mps:0", Device("mps"), "mps", "mps"),
+        (" Cpu ", CPU, "cpu", "cpu"),
+        ("DISK", DISK, "disk", "disk"),
+    ],
+)
+def test_reads_devices(text: str | int, device: Device, map_value: int | str, label: str) -> None:
+    assert Device.parse(text) == device
+    assert device.map_value == map_value
+    assert device.label == label
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "gpu:0", "cuda", "cuda:", "cuda:x", "-1", "0.5", "cpu:0", "tpu:0", True])
+def test_refuses_what_is_no_device(text: str) -> None:
+    with pytest.raises(DeviceError, match="is no device"):
+        Device.parse(text)
+
+
+def test_only_cpu_and_disk_do_not_compute() -> None:
+    assert [device.is_accelerator for device in (Device("cuda", 0), Device("mps"), CPU, DISK)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@given(st.sampled_from(["cuda", "npu", "xpu", "sim"]), st.integers(0, 99))
+def test_what_a_map_holds_names_the_same_device(kind: str, index: int) -> None:
+    device = Device(kind, index)
+    assert Device.parse(device.map_value) == device
+    assert Device.parse(str(device)) == device

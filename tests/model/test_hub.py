@@ -1,0 +1,102 @@
+"""Hub ids, against a hub on the loopback interface."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from devmap_cli.model.load import load_spec
+from tests.support.hub import Hub, Repo, loopback_hub
+from tests.support.processes import Outcome, run_devmap, run_python
+from tests.support.toys import TOYS
+
+COMMIT, OLDER = "a" * 40, "b" * 40
+CONFIG = json.dumps(TOYS["qwen2"].config).encode()
+REPOS = {
+    "org/toy": Repo(COMMIT, {"config.json": CONFIG}, branches=("main", "v1")),
+    "org/weights-only": Repo(COMMIT, {"README.md": b"no config"}),
+    "org/gated": Repo(COMMIT, {"config.json": CONFIG}, gated=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _described(toy: Callable[..., Path]) -> None:
+    """The description of the one model that is found, kept beforehand: what is tested here needs no torch."""
+    load_spec(str(toy("qwen2")))
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with loopback_hub(REPOS) as running:
+        yield running
+
+
+def inspect(*arguments: str, endpoint: str, home: Path, offline: bool = False) -> Outcome:
+    env = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "1" if offline else ""}
+    return run_devmap("inspect", "--json", *arguments, cwd=home, env={**env, "HF_TOKEN": ""})
+
+
+def test_a_model_is_found_and_its_commit_recorded(hub: Hub, tmp_path: Path) -> None:
+    for arguments in (["org/toy"], ["org/toy", "--revision", "v1"], ["org/toy", "--revision", COMMIT]):
+        done = inspect(*arguments, endpoint=hub.endpoint, home=tmp_path)
+        assert (done.exit_code, done.stderr) == (0, "")
+        model = json.loads(done.stdout)["model"]
+        assert (model["id"], model["revision"]) == ("org/toy", COMMIT)
+    assert not any("safetensors" in request for request in hub.requests)
+
+
+def test_offline_with_the_config_in_the_cache(hub: Hub, tmp_path: Path) -> None:
+    assert inspect("org/toy", endpoint=hub.endpoint, home=tmp_path).exit_code == 0
+    before = len(hub.requests)
+    done = inspect("org/toy", endpoint=hub.endpoint, home=tmp_path, offline=True)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["model"]["revision"] == COMMIT
+    assert len(hub.requests) == before
+
+
+def test_offline_without_it(hub: Hub, tmp_path: Path) -> None:
+    done = inspect("org/toy", endpoint=hub.endpoint, home=tmp_path, offline=True)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.error == "HF_HUB_OFFLINE is set, and org/toy is not in the hub's cache"
+    assert done.hint == "unset HF_HUB_OFFLINE, or give a folder with config.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "error", "hint"),
+    [
+        (["org/missing"], 2, "no folder and no hub model 'org/missing'", "check the spelling"),
+        (["org/toy", "--revision", "v9"], 2, "org/toy has no revision 'v9'", "leave --revision out"),
+        (["org/weights-only"], 2, "org/weights-only has no config.json on the hub", "give a Transformers model"),
+        (["org/gated"], 3, "org/gated is gated on the hub", "hf auth login"),
+    ],
+)
+def test_what_the_hub_refuses(
+    hub: Hub, tmp_path: Path, arguments: list[str], exit_code: int, error: str, hint: str
+) -> None:
+    done = inspect(*arguments, endpoint=hub.endpoint, home=tmp_path)
+    assert (done.exit_code, done.stdout) == (exit_code, "")
+    assert done.error == error
+    assert hint in done.hint
+
+
+def test_a_name_that_the_hub_cannot_have(hub: Hub, tmp_path: Path) -> None:
+    before = len(hub.requests)
+    done = inspect("org/toy..-x", endpoint=hub.endpoint, home=tmp_path)
+    assert (done.exit_code, done.error) == (2, "no folder and no hub model 'org/toy..-x'")
+    assert len(hub.requests) == before
+
+
+def test_no_hub_at_all(tmp_path: Path) -> None:
+    with loopback_hub({}) as gone:
+        pass
+    # a pause between its attempts would only make the test slow
+    patience = "import huggingface_hub.utils._http as http; http.time.sleep = lambda _: None; "
+    script = f"{patience}import sys; from devmap_cli.cli import invoke; sys.exit(invoke(sys.argv[1:]))"
+    env = {"HF_ENDPOINT": gone.endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": ""}
+    done = run_python("-c", script, "inspect", "org/toy", cwd=tmp_path, env=env)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.error == "the hub cannot be reached, and org/toy is not in the hub's cache"
+    assert done.hint == "check the network or HF_ENDPOINT, or give a folder with config.json"
