@@ -11,6 +11,7 @@ import pytest
 from tests.support.processes import Outcome
 from tests.support.toys import write_toy
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: more threads than that slow both
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
 
 

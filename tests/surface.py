@@ -22,7 +22,7 @@ _WIDTH = 100
 def help_text(command: str) -> str:
     """What `devmap COMMAND --help` prints in 100 columns; the root's for ""."""
     root: Any = get_command(app)
-    size = {"terminal_width": _WIDTH, "max_content_width": _WIDTH}
+    size: dict[str, Any] = {"terminal_width": _WIDTH, "max_content_width": _WIDTH}
     context = Context(root, info_name="devmap", **root.context_settings, **size)
     if not command:
         return str(root.get_help(context))

@@ -59,7 +59,7 @@ def _dispatch(arguments: list[str]) -> int:
         command = next((word for word in arguments if not word.startswith("-")), "")
         known = command in {info.name for info in app.registered_commands}
         hint = f"devmap {command} --help" if known else "devmap --help"
-        return fail(EXIT_REQUEST, error.format_message().rstrip("."), hint, error)
+        return fail(EXIT_REQUEST, error.format_message().replace("Value error, ", "").rstrip("."), hint, error)
     except Abort as error:
         return fail(EXIT_INTERRUPTED, "interrupted", None, error)
     sys.stdout.flush()
