@@ -1,0 +1,1 @@
+"""Simulated devices: their memory, their tensors, and the rehearsal of a model's run on them."""

@@ -1,0 +1,131 @@
+"""Registers the simulated device type with PyTorch, once per process, and starts simulations on it."""
+
+from __future__ import annotations
+
+import types
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from devmap_cli.simulation import attention as _attention  # noqa: F401  # registers its kernel
+from devmap_cli.simulation import kernels
+from devmap_cli.simulation.machine import (
+    DEVICE_TYPE,
+    Machine,
+    SimulatedDevice,
+    activated,
+    active_machine,
+    num_active_devices,
+)
+from devmap_cli.simulation.module_tracker import ModuleTracker
+from devmap_cli.simulation.numbers import RealNumbers
+from devmap_cli.simulation.operators import run_operator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from devmap_cli.simulation.numbers import Numbers
+
+_COMPOSED = (
+    # made of an empty tensor and a kernel that resizes it, which a simulated tensor's shape cannot follow
+    "arange",
+    "arange.start",
+    "arange.start_step",
+    "linspace",
+    "eye",
+    "eye.m",
+    "randperm",
+    "tril_indices",
+    "triu_indices",
+    # computed in another way for a device type that PyTorch does not know than for the CPU
+    "linear",
+    "scaled_dot_product_attention",
+    "_local_scalar_dense",
+)
+"""Operators kept whole, to be run as the CPU runs them."""
+
+_libraries: list[Any] = []
+"""The registered kernels; they go when these do, so these live as long as the process."""
+
+
+@contextmanager
+def simulated_devices(
+    capacities: Sequence[int],
+    *,
+    expandable_segments: bool = False,
+    compute_capability: tuple[int, int] = (8, 0),
+    numbers: Numbers | None = None,
+) -> Iterator[Machine]:
+    """Simulate devices `sim:0`, `sim:1`, ... of `capacities` bytes; an integer device means one of them.
+
+    `compute_capability` decides between attention kernels. Tensors hold real numbers unless other `numbers` are given.
+    The device type stays registered with PyTorch when the simulation ends, but has no devices then. Raises
+    RuntimeError if a simulation is running already.
+    """
+    _register_once()
+    devices = [
+        SimulatedDevice(
+            index,
+            capacity,
+            expandable_segments=expandable_segments,
+            compute_capability=compute_capability,
+        )
+        for index, capacity in enumerate(capacities)
+    ]
+    with activated(Machine(devices, numbers or RealNumbers(), ModuleTracker())) as machine:
+        yield machine
+
+
+def _register_once() -> None:
+    if _libraries:
+        return
+    _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=_device_module())
+    library: Any = torch.library.Library  # untyped in torch
+    aten = library("aten", "IMPL", "PrivateUse1")
+    aten.impl("empty.memory_format", kernels.empty)
+    aten.impl("empty_strided", kernels.empty_strided)
+    aten.impl("_copy_from", kernels.copy_from)
+    for name in _COMPOSED:
+        packet, _, overload = name.partition(".")
+        aten.impl(name, _runs(getattr(getattr(torch.ops.aten, packet), overload or "default")))
+    anything = library("_", "IMPL")
+    anything.fallback(lambda func, *args, **kwargs: run_operator(func, args, kwargs), "PrivateUse1")
+    _libraries.extend((aten, anything))
+
+
+def _runs(func: Any) -> Any:
+    return lambda *args, **kwargs: run_operator(func, args, kwargs)
+
+
+def _device_module() -> types.ModuleType:
+    """What PyTorch and the libraries on it ask of `torch.<device type>`."""
+    module: Any = types.ModuleType(f"torch.{DEVICE_TYPE}")
+    module.is_available = lambda: num_active_devices() > 0
+    module.is_initialized = module.is_available
+    module.device_count = num_active_devices
+    module.current_device = lambda: 0
+    module.manual_seed_all = lambda _seed: None  # random numbers come from the CPU's generator
+    module._is_in_bad_fork = lambda: False
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    module.synchronize = lambda _device=None: None
+    module.empty_cache = _empty_caches
+    module.mem_get_info = lambda device=0: (_device(device).free_bytes, _device(device).total_bytes)
+    module.memory_allocated = lambda device=0: _device(device).use.allocated_bytes
+    module.memory_reserved = lambda device=0: _device(device).use.reserved_bytes
+    module.max_memory_allocated = lambda device=0: _device(device).peak.allocated_bytes
+    module.max_memory_reserved = lambda device=0: _device(device).peak.reserved_bytes
+    module.reset_peak_memory_stats = lambda device=0: _device(device).reset_peak()
+    return module  # type: ignore[no-any-return]  # Any, to set attributes on
+
+
+def _device(device: int | str | torch.device | None) -> SimulatedDevice:
+    index = device if isinstance(device, int) or device is None else torch.device(device).index
+    return active_machine().device(index)
+
+
+def _empty_caches() -> None:
+    for device in active_machine().devices:
+        device.allocator.empty_cache()

@@ -1,0 +1,72 @@
+"""Makes the cache of a model as long as it is at the end of a generation, without generating the tokens between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+
+def tensors_of(cache: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that `cache` keeps."""
+    for layer in _layers(cache):
+        for value in vars(layer).values():
+            yield from _tensors(value)
+
+
+def grow(cache: Any, num_tokens: int) -> None:
+    """Let `cache` hold `num_tokens` more, where it grows with them; sliding windows no longer than they get.
+
+    Layers change one after the other, each with the old and the new tensor in memory for a moment, as when a
+    generated token is appended.
+    """
+    own = getattr(cache, "self_attention_cache", cache)  # the cross attention of an encoder-decoder does not grow
+    for layer in _layers(own):
+        if not getattr(layer, "is_initialized", True) or _length(layer) == 0:
+            continue
+        length = _length(layer)
+        for name, value in list(vars(layer).items()):
+            if isinstance(value, torch.Tensor) and value.dim() >= 3:
+                _grow_tensor(layer, name, length, num_tokens)
+        if hasattr(layer, "cumulative_length") and isinstance(layer.cumulative_length, int):
+            layer.cumulative_length += num_tokens
+
+
+def _grow_tensor(layer: Any, name: str, length: int, num_tokens: int) -> None:
+    tensor = getattr(layer, name)
+    window = getattr(layer, "sliding_window", None)
+    for dim in (tensor.dim() - 2, 1):
+        if tensor.shape[dim] == length:
+            kept = length + num_tokens if window is None else min(length + num_tokens, window)
+            size = [*tensor.shape[:dim], kept, *tensor.shape[dim + 1 :]]
+            grown = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+            # A window keeps a view of all but its oldest token.
+            setattr(layer, name, grown if window is None or kept < window else grown.narrow(dim, 1, window - 1))
+            return
+
+
+def _length(layer: Any) -> int:
+    keys = getattr(layer, "keys", None)
+    return int(keys.shape[-2]) if isinstance(keys, torch.Tensor) and keys.dim() >= 3 else 0
+
+
+def _layers(cache: Any) -> Iterator[Any]:
+    for part in ("self_attention_cache", "cross_attention_cache"):
+        if hasattr(cache, part):
+            yield from _layers(getattr(cache, part))
+    yield from getattr(cache, "layers", ())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,147 @@
+"""Puts the weights of an empty model where a device map says, and takes them away again."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from devmap_cli.simulation.machine import Allocation
+from devmap_cli.simulation.tensor import DeviceTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from torch import nn
+
+    from devmap_cli.simulation.machine import Machine, SimulatedDevice
+
+_UNCOVERED = "cpu"
+"""Where transformers loads what no key of a map covers."""
+
+
+def normalized(device_map: Mapping[str, int | str]) -> dict[str, int | str]:
+    """The map with an index for every accelerator, whatever its type: "cuda:1" is 1, "mps" is 0."""
+    return {name: _normalized_device(device) for name, device in device_map.items()}
+
+
+def _normalized_device(device: int | str) -> int | str:
+    if isinstance(device, int) or device in ("cpu", "disk"):
+        return device
+    index = device.rpartition(":")[2]
+    return int(index) if index.isdigit() else 0
+
+
+def device_of(name: str, device_map: Mapping[str, int | str]) -> int | str:
+    """The device of the module or tensor `name`: that of its closest ancestor in the map."""
+    while name:
+        if name in device_map:
+            return device_map[name]
+        name = name.rpartition(".")[0]
+    return device_map.get("", _UNCOVERED)
+
+
+@contextmanager
+def placed(
+    model: Any, device_map: Mapping[str, int | str], machine: Machine, dtype: torch.dtype | None = None
+) -> Iterator[None]:
+    """Let `model`, made on the meta device, have shapes-only weights on `machine`, and accelerate's hooks.
+
+    `device_map` is a normalized one. `dtype` replaces the model's own, not that of weights kept in another. As in
+    from_pretrained, memory for the weights of each device is reserved in one piece first. Afterwards the model is
+    empty again. Raises torch.OutOfMemoryError if the weights don't fit.
+    """
+    from accelerate.hooks import remove_hook_from_module
+
+    slots = list(_slots(model))
+    try:
+        _place(slots, _layout(slots, device_map, machine, _casts(model, dtype)))
+        _dispatch(model, device_map)
+        yield
+    finally:
+        remove_hook_from_module(model, recurse=True)
+        for slot in slots:
+            slot.store[slot.key] = slot.original
+
+
+class _Slot:
+    """Where a module keeps a parameter or buffer, its full name, and what it was."""
+
+    __slots__ = ("key", "name", "original", "store")
+
+    def __init__(self, store: dict[str, Any], key: str, name: str) -> None:
+        self.store = store
+        self.key = key
+        self.name = name
+        self.original: torch.Tensor = store[key]
+
+
+def _slots(model: nn.Module) -> Iterator[_Slot]:
+    for module_name, module in model.named_modules():
+        prefix = f"{module_name}." if module_name else ""
+        for store in (module._parameters, module._buffers):
+            tensors: dict[str, Any] = dict(store)
+            yield from (_Slot(store, key, prefix + key) for key, value in tensors.items() if value is not None)
+
+
+def _casts(model: Any, dtype: torch.dtype | None) -> dict[torch.dtype, torch.dtype]:
+    return {} if dtype is None else {model.dtype: dtype}
+
+
+class _Weight:
+    """One tensor to place, however many names it has: the shape it will have and the device it goes to."""
+
+    __slots__ = ("owner", "shape")
+
+    def __init__(self, owner: SimulatedDevice, shape: torch.Tensor) -> None:
+        self.owner = owner
+        self.shape = shape
+
+    @property
+    def num_bytes(self) -> int:
+        return self.shape.numel() * self.shape.element_size()
+
+
+def _layout(
+    slots: list[_Slot],
+    device_map: Mapping[str, int | str],
+    machine: Machine,
+    casts: Mapping[torch.dtype, torch.dtype],
+) -> dict[int, _Weight]:
+    """What each tensor becomes, by the id of the original; a tied one lies where its first name says."""
+    weights: dict[int, _Weight] = {}
+    for slot in slots:
+        original = slot.original
+        if id(original) not in weights:
+            place = device_of(slot.name, device_map)
+            owner = machine.host if isinstance(place, str) else machine.device(place)
+            dtype = casts.get(original.dtype, original.dtype)
+            weights[id(original)] = _Weight(owner, torch.empty(original.shape, dtype=dtype, device="meta"))
+    return weights
+
+
+def _place(slots: list[_Slot], weights: Mapping[int, _Weight]) -> None:
+    totals: dict[SimulatedDevice, int] = {}
+    for weight in weights.values():
+        totals[weight.owner] = totals.get(weight.owner, 0) + weight.num_bytes
+    for owner, num_bytes in totals.items():
+        Allocation(owner, num_bytes)  # dropped at once: the weights then fill the segment it leaves behind
+    tensors: dict[int, torch.Tensor] = {}
+    for slot in slots:
+        if id(slot.original) not in tensors:
+            weight = weights[id(slot.original)]
+            tensor: torch.Tensor = DeviceTensor.on_device(weight.shape, Allocation(weight.owner, weight.num_bytes))
+            if isinstance(slot.original, torch.nn.Parameter):
+                tensor = torch.nn.Parameter(tensor, requires_grad=False)
+            tensors[id(slot.original)] = tensor
+        slot.store[slot.key] = tensors[id(slot.original)]
+
+
+def _dispatch(model: nn.Module, device_map: Mapping[str, int | str]) -> None:
+    """Add accelerate's hooks as from_pretrained does; what is on disk is read from memory here."""
+    from accelerate import dispatch_model
+
+    in_memory: Any = {name: "cpu" if device == "disk" else device for name, device in device_map.items()}
+    dispatch_model(model, in_memory, skip_keys=getattr(model, "_skip_keys_device_placement", None))

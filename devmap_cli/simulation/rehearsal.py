@@ -1,0 +1,276 @@
+"""Rehearses a model's run on simulated devices: its real code, accelerate's real hooks, no weights, no GPU."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from devmap_cli.simulation.attention_choice import attention_of
+from devmap_cli.simulation.backend import simulated_devices
+from devmap_cli.simulation.cache_growth import grow, tensors_of
+from devmap_cli.simulation.inputs import make_inputs
+from devmap_cli.simulation.machine import active_machine
+from devmap_cli.simulation.placement import device_of, normalized, placed
+from devmap_cli.simulation.shapes import Shapes
+from devmap_cli.simulation.tensor import DeviceTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import Any
+
+    from devmap_cli.simulation.machine import Machine, SimulatedDevice, Transfer
+    from devmap_cli.simulation.memory import MemoryUse
+    from devmap_cli.simulation.workload import Workload
+
+UNLIMITED_BYTES = 1 << 50
+"""Capacity of a device that is to show what a run takes, not whether it fits."""
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """The most a device had to hold in one phase, in bytes: `reserved_bytes` is the sum of the other four.
+
+    The KV cache counts as long as it is at the end of the phase. The activations are what else tensors took at the
+    highest moment, weights brought from the cpu among them. The overhead is the matrix library's workspace and what
+    the allocator reserved beyond tensors.
+    """
+
+    weights_bytes: int
+    kv_cache_bytes: int
+    activation_bytes: int
+    overhead_bytes: int
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator took from the device."""
+        return self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
+
+
+@dataclass(frozen=True)
+class DeviceRehearsal:
+    """What one device was seen to need; `peak` is the phase with most bytes in tensors."""
+
+    index: int
+    capacity_bytes: int
+    phases: Mapping[str, PhaseMemory]
+    allocated_bytes: Mapping[str, int]
+    peak_phase: str
+
+    @property
+    def peak(self) -> PhaseMemory:
+        """The figures of the highest phase."""
+        return self.phases[self.peak_phase]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What stopped the run, as the real one would have been stopped."""
+
+    phase: str
+    module: str
+    error: RuntimeError | ValueError
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a run was seen to do: `phases` of a device are load, prefill and decode, as far as it got."""
+
+    devices: tuple[DeviceRehearsal, ...]
+    transfers: tuple[Transfer, ...]
+    module_order: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    failure: Failure | None
+
+    def raise_failure(self) -> None:
+        """Raise what stopped the run, if anything did."""
+        if self.failure is not None:
+            raise self.failure.error
+
+
+def rehearse(
+    model: Any,
+    device_map: Mapping[str, int | str],
+    workload: Workload,
+    capacities: Sequence[int],
+    *,
+    expandable_segments: bool = False,
+    compute_capability: tuple[int, int] = (8, 0),
+) -> Rehearsal:
+    """Run `workload` through `model`, made on the meta device, with its parts placed by `device_map`.
+
+    `capacities` are bytes, one per device. What stops the run is the result's `failure`: no memory left, tensors that
+    meet across devices, a map that accelerate refuses. The model is left as it was. Raises ValueError for a workload
+    that the model cannot be given.
+    """
+    assumptions: dict[str, None] = {}
+    numbers = Shapes(lambda assumption: assumptions.setdefault(f"{active_machine().modules.current}: {assumption}"))
+    with (
+        simulated_devices(
+            capacities,
+            numbers=numbers,
+            expandable_segments=expandable_segments,
+            compute_capability=compute_capability,
+        ) as machine,
+        torch.no_grad(),
+        attention_of(model, workload.attention),
+    ):
+        machine.modules.watch(model)
+        run = _Run(model, normalized(device_map), workload, machine)
+        run.execute()
+        return Rehearsal(
+            devices=tuple(run.report(device) for device in machine.devices),
+            transfers=run.transfers(),
+            module_order=tuple(machine.modules.order),
+            assumptions=tuple(assumptions),
+            failure=run.failure,
+        )
+
+
+class _Run:
+    """One rehearsal: loads, generates two tokens, and lets the cache grow to its final length between them."""
+
+    def __init__(self, model: Any, device_map: dict[str, int | str], workload: Workload, machine: Machine) -> None:
+        self.model = model
+        self.device_map = device_map
+        self.workload = workload
+        self.machine = machine
+        self.failure: Failure | None = None
+        self._phase = ""
+        self._phase_scope = ExitStack()
+        self._weights = dict.fromkeys(machine.devices, 0)
+        self._kv_cache: dict[str, dict[SimulatedDevice, int]] = {}
+        self._inputs = make_inputs(model.config, workload)
+
+    def execute(self) -> None:
+        """Run it, until its end or the error that the real one would have ended with."""
+        try:
+            with self._phase_scope:
+                self._enter("load")
+                with placed(self.model, self.device_map, self.machine, self._dtype()):
+                    self._weights = {device: device.use.allocated_bytes for device in self.machine.devices}
+                    self._enter("prefill")
+                    self._generate()
+        except (RuntimeError, ValueError) as error:
+            self.failure = Failure(self._phase, self.machine.modules.raised_in(error), error)
+
+    def _enter(self, phase: str) -> None:
+        self._phase_scope.close()
+        self._phase = phase
+        self._phase_scope.enter_context(self.machine.phase(phase))
+
+    def _dtype(self) -> torch.dtype | None:
+        dtype: torch.dtype | None = getattr(torch, self.workload.dtype) if self.workload.dtype else None
+        return dtype
+
+    def _generate(self) -> None:
+        device = self._first_device()
+        inputs = {name: value.to(device) for name, value in self._inputs.items()}
+        if not self.model.can_generate():
+            self.model(**inputs)
+            return
+        with _after_each_step(self.model, self._after_step):
+            self.model.generate(**inputs, **self._generation_options())
+
+    def _generation_options(self) -> dict[str, Any]:
+        num_steps = min(2, self.workload.max_new_tokens)
+        options = {
+            "max_new_tokens": num_steps,
+            "min_new_tokens": num_steps,
+            "do_sample": False,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        }
+        if hasattr(self.model.generation_config, "use_mtp"):
+            options["use_mtp"] = (
+                False  # several tokens per step: on by default in models whose class has no such layers
+            )
+        return options
+
+    def _first_device(self) -> torch.device:
+        """The device where people put the inputs: that of the input embeddings, or of what is first in the map."""
+        for parameter in self.model.get_input_embeddings().parameters():
+            if isinstance(parameter, DeviceTensor):
+                return parameter.device
+        return self.machine.devices[0].torch_device
+
+    def _after_step(self, outputs: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+        cache = outputs.get("cache", outputs.get("past_key_values"))
+        self._kv_cache[self._phase] = _bytes_by_device(tensors_of(cache))
+        if self._phase == "decode":
+            return model_kwargs
+        grown_by = self.workload.max_new_tokens - 2
+        if grown_by > 0:
+            grow(cache, grown_by)
+            model_kwargs = _longer(model_kwargs, grown_by, is_encoder_decoder=self.model.config.is_encoder_decoder)
+        self._enter("decode")
+        return model_kwargs
+
+    def transfers(self) -> tuple[Transfer, ...]:
+        """The copies made; what accelerate read from memory here for a module on disk comes from the disk."""
+        return tuple(
+            replace(move, source="disk")
+            if move.source == "cpu" and device_of(move.module, self.device_map) == "disk"
+            else move
+            for move in self.machine.transfers
+        )
+
+    def report(self, device: SimulatedDevice) -> DeviceRehearsal:
+        """What was seen of `device`."""
+        allocated = {phase: use.allocated_bytes for phase, use in device.phases.items()}
+        return DeviceRehearsal(
+            index=device.index or 0,
+            capacity_bytes=device.total_bytes,
+            phases={phase: self._memory(device, phase, use) for phase, use in device.phases.items()},
+            allocated_bytes=allocated,
+            peak_phase=max(allocated, key=lambda phase: allocated[phase]),
+        )
+
+    def _memory(self, device: SimulatedDevice, phase: str, use: MemoryUse) -> PhaseMemory:
+        workspace = 0 if phase == "load" else device.workspace_bytes
+        weights = min(self._weights[device], use.allocated_bytes)
+        kv_cache = self._kv_cache.get(phase, {}).get(device, 0)
+        return PhaseMemory(
+            weights_bytes=weights,
+            kv_cache_bytes=kv_cache,
+            activation_bytes=use.allocated_bytes - weights - kv_cache - workspace,
+            overhead_bytes=workspace + use.reserved_bytes - use.allocated_bytes,
+        )
+
+
+def _bytes_by_device(tensors: Iterable[torch.Tensor]) -> dict[SimulatedDevice, int]:
+    allocations = {tensor.allocation for tensor in tensors if isinstance(tensor, DeviceTensor)}
+    total: dict[SimulatedDevice, int] = {}
+    for allocation in allocations:
+        total[allocation.device] = total.get(allocation.device, 0) + allocation.block_bytes
+    return total
+
+
+def _longer(model_kwargs: dict[str, Any], num_tokens: int, *, is_encoder_decoder: bool) -> dict[str, Any]:
+    """The arguments of the next step as they are `num_tokens` later."""
+    prefix = "decoder_" if is_encoder_decoder else ""
+    mask = model_kwargs.get(f"{prefix}attention_mask")
+    if mask is not None:
+        longer = torch.cat([mask, mask.new_ones((mask.shape[0], num_tokens))], dim=-1)
+        model_kwargs = {**model_kwargs, f"{prefix}attention_mask": longer}
+    positions = model_kwargs.get(f"{prefix}position_ids")
+    if positions is not None:
+        model_kwargs = {**model_kwargs, f"{prefix}position_ids": positions + num_tokens}
+    return model_kwargs
+
+
+@contextmanager
+def _after_each_step(model: Any, callback: Callable[[Any, dict[str, Any]], dict[str, Any]]) -> Iterator[None]:
+    """Let `callback` see the outputs of each step of `generate`, and change the arguments of the next one."""
+    original = model._update_model_kwargs_for_generation
+
+    def update(outputs: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return callback(outputs, original(outputs, model_kwargs, *args, **kwargs))
+
+    model._update_model_kwargs_for_generation = update
+    try:
+        yield
+    finally:
+        del model._update_model_kwargs_for_generation

@@ -1,0 +1,31 @@
+"""What a rehearsed model is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One call of `generate`: equal prompts of `prompt_tokens`, image tokens among them, `max_new_tokens` each.
+
+    `images` are (width, height) in pixels, those of one prompt. `attention` is "sdpa", "eager" or
+    "flash_attention_2". `dtype` casts the weights ("bfloat16"), None leaves them as the model has them.
+    """
+
+    batch_size: int = 1
+    prompt_tokens: int = 4096
+    max_new_tokens: int = 256
+    images: tuple[tuple[int, int], ...] = ()
+    attention: str = "sdpa"
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "prompt_tokens", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def cached_tokens_at_last_step(self) -> int:
+        """Length of the cache before the last decode step: all tokens but the last two generated ones."""
+        return self.prompt_tokens + max(0, self.max_new_tokens - 2)

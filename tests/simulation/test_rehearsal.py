@@ -1,0 +1,298 @@
+"""A rehearsed run needs what the real one needs, fails where the real one fails, and matches published figures."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from devmap_cli.simulation.backend import simulated_devices
+from devmap_cli.simulation.memory import MemoryUse
+from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, Rehearsal, rehearse
+from devmap_cli.simulation.workload import Workload
+from tests.simulation.tiny_models import TINY_MODELS
+
+MIB, GIB = 1 << 20, 1 << 30
+SHARED = Path(__file__).parents[2].parent / "shared"
+PUBLISHED = SHARED / "cases" / "measured_memory.tsv"
+BATCH, PROMPT, NEW = 2, 24, 12
+
+
+def empty_model(name: str) -> Any:
+    with torch.device("meta"):
+        model = TINY_MODELS[name].build().eval()
+    model.tie_weights()
+    return model
+
+
+def rehearsed(name: str, devices: list[int | str], **options: Any) -> Rehearsal:
+    workload = Workload(BATCH, PROMPT, NEW, **options.pop("workload", {}))
+    device_map = TINY_MODELS[name].device_map(devices)
+    capacities = options.pop("capacities", [UNLIMITED_BYTES] * 4)
+    return rehearse(empty_model(name), device_map, workload, capacities, **options)
+
+
+def really_run(folder: Path, name: str, devices: list[int | str], capacities: list[int], run: str = "run") -> Any:
+    """Load and generate with real numbers, every token one by one; the machine, for its figures."""
+    tiny = TINY_MODELS[name]
+    ids = torch.full((BATCH, PROMPT), 5)
+    with simulated_devices(capacities) as machine:
+        with machine.phase("load"):
+            model: Any = type(tiny.build()).from_pretrained(folder, device_map=tiny.device_map(devices))
+        machine.modules.watch(model)
+        with machine.phase(run):
+            inputs = {"input_ids": ids.to("sim:0"), "attention_mask": torch.ones_like(ids).to("sim:0")}
+            model.generate(
+                **inputs, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+            )
+    return machine
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral", "gpt2"])
+@pytest.mark.parametrize("devices", [[0, 0, 1, 1], [0, 1, 2, 3]], ids=["two devices", "four devices"])
+def test_peaks_are_those_of_the_real_run(name: str, devices: list[int | str], tmp_path: Path) -> None:
+    TINY_MODELS[name].save(tmp_path)
+    machine = really_run(tmp_path, name, devices, [GIB] * 4)
+    for device, predicted in zip(machine.devices, rehearsed(name, devices).devices, strict=True):
+        if device.index in devices:
+            highest = max(predicted.allocated_bytes[phase] for phase in ("prefill", "decode"))
+            assert highest == pytest.approx(device.phases["run"].allocated_bytes, rel=0.001)
+
+
+def test_one_byte_less_than_the_rehearsed_need_runs_out_of_memory_in_the_phase_foretold(tmp_path: Path) -> None:
+    TINY_MODELS["llama"].save(tmp_path)
+    need = rehearsed("llama", [0, 0, 1, 1]).devices[1].peak.reserved_bytes
+    enough, too_little = [GIB, need], [GIB, need - 1]
+    assert rehearsed("llama", [0, 0, 1, 1], capacities=enough).failure is None
+    really_run(tmp_path, "llama", [0, 0, 1, 1], enough)
+    failure = rehearsed("llama", [0, 0, 1, 1], capacities=too_little).failure
+    assert failure is not None
+    assert failure.phase == "prefill"
+    assert isinstance(failure.error, torch.OutOfMemoryError)
+    with pytest.raises(torch.OutOfMemoryError, match="sim:1 out of memory") as caught:
+        really_run(tmp_path, "llama", [0, 0, 1, 1], too_little)
+    assert str(caught.value) == str(failure.error)
+
+
+def test_weights_that_do_not_fit_fail_while_loading() -> None:
+    failure = rehearsed("llama", [0, 0, 1, 1], capacities=[GIB, 64 << 10]).failure
+    assert failure is not None
+    assert failure.phase == "load"
+    with pytest.raises(torch.OutOfMemoryError, match="sim:1 out of memory"):
+        rehearsed("llama", [0, 0, 1, 1], capacities=[GIB, 64 << 10]).raise_failure()
+
+
+def test_a_phase_adds_up() -> None:
+    device = rehearsed("llama", [0, 0, 1, 1]).devices[0]
+    assert list(device.phases) == ["load", "prefill", "decode"]
+    # float32: embeddings 256 x 64; two layers of q 64x64, k and v 64x32, o 64x64, three of 64x96, two norms of 64
+    # and two buffers of 8 frequencies in blocks of 512
+    assert device.phases["load"].weights_bytes == 256 * 64 * 4 + 2 * (2 * 16384 + 2 * 8192 + 3 * 24576 + 2 * 512) + 1024
+    # two layers of keys and values, batch 2, two heads of 16 float32, at the end of each phase
+    per_token = 2 * 2 * BATCH * 2 * 16 * 4
+    assert device.phases["prefill"].kv_cache_bytes == per_token * PROMPT
+    assert device.phases["decode"].kv_cache_bytes == pytest.approx(per_token * (PROMPT + NEW - 1), abs=4 * 512)
+    for memory in device.phases.values():
+        assert memory.activation_bytes >= 0
+        assert memory.overhead_bytes >= 0
+    assert device.peak is device.phases[device.peak_phase]
+    assert device.peak_phase == max(device.allocated_bytes, key=lambda phase: device.allocated_bytes[phase])
+
+
+def test_devices_without_weights_need_nothing() -> None:
+    assert rehearsed("llama", [0, 0, 1, 1]).devices[2].peak.reserved_bytes == 0
+
+
+def test_transfers_are_those_of_the_real_run(tmp_path: Path) -> None:
+    TINY_MODELS["llama"].save(tmp_path)
+    machine = really_run(tmp_path, "llama", [0, 1, 0, 1], [GIB] * 2)
+    ran = [move for move in machine.transfers if move.phase == "run" and "sim:1" in (move.source, move.target)]
+    foreseen = [move for move in rehearsed("llama", [0, 1, 0, 1]).transfers if "sim:1" in (move.source, move.target)]
+    prefill = [(move.source, move.target, move.module, move.num_bytes) for move in foreseen if move.phase == "prefill"]
+    assert prefill == [(move.source, move.target, move.module, move.num_bytes) for move in ran[: len(prefill)]]
+    hidden = BATCH * PROMPT * 64 * 4
+    assert [move[2] for move in prefill if move[3] == hidden] == [f"model.layers.{index}" for index in (1, 2, 3)]
+
+
+def test_modules_come_in_the_order_they_run() -> None:
+    order = rehearsed("gpt2", [0, 0, 0, 0]).module_order
+    blocks = [name for name in order if name.startswith("transformer.h.") and name.count(".") == 2]
+    assert blocks == [f"transformer.h.{index}" for index in range(4)]
+    assert order.index("transformer.wte") < order.index("transformer.h.0") < order.index("lm_head")
+
+
+def test_a_cut_block_fails_as_on_real_devices() -> None:
+    device_map: dict[str, int | str] = TINY_MODELS["llama"].device_map([0, 0, 0, 0])
+    del device_map["model.layers.1"]
+    for part, device in (("self_attn", 0), ("input_layernorm", 0), ("mlp", 1), ("post_attention_layernorm", 1)):
+        device_map[f"model.layers.1.{part}"] = device
+    failure = rehearse(empty_model("llama"), device_map, Workload(), [GIB, GIB]).failure
+    assert failure is not None
+    assert "Expected all tensors to be on the same device" in str(failure.error)
+    assert (failure.phase, failure.module) == ("prefill", "model.layers.1")
+
+
+def test_a_weight_left_out_is_refused_while_loading() -> None:
+    device_map: dict[str, int | str] = TINY_MODELS["llama"].device_map([0, 0, 1, 1])
+    del device_map["model.norm"]
+    failure = rehearse(empty_model("llama"), device_map, Workload(1, 8, 2), [GIB, GIB]).failure
+    assert failure is not None
+    assert failure.phase == "load"
+    assert "does not give any device for the following parameters: model.norm.weight" in str(failure.error)
+
+
+def test_buffers_left_out_go_where_the_model_moves_them() -> None:
+    device_map: dict[str, int | str] = TINY_MODELS["llama"].device_map([0, 0, 1, 1])
+    del device_map["model.rotary_emb"]
+    rehearsal = rehearse(empty_model("llama"), device_map, Workload(1, 8, 2), [GIB, GIB])
+    assert rehearsal.failure is None
+    assert ("cpu", "sim:0", "model.rotary_emb") in {
+        (move.source, move.target, move.module) for move in rehearsal.transfers
+    }
+
+
+def test_images_that_do_not_fit_the_prompt_are_refused() -> None:
+    with pytest.raises(ValueError, match="the images take 6 tokens, the prompt has 4"):
+        rehearse(empty_model("qwen2_5_vl"), {"": 0}, Workload(1, 4, 2, images=((56, 56),)), [GIB])
+
+
+@pytest.mark.parametrize("tier", ["cpu", "disk"])
+def test_offloaded_layers_are_brought_for_each_step(tier: str) -> None:
+    rehearsal = rehearsed("llama", [0, tier, 0, 0])
+    assert rehearsal.failure is None
+    brought = [move for move in rehearsal.transfers if move.module.startswith("model.layers.1") and move.source == tier]
+    layer = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64)  # float32: q and o, k and v, three of the MLP, norms
+    assert sum(move.num_bytes for move in brought) == 2 * layer  # prefill and decode
+    resident = rehearsed("llama", [0, 0, 0, 0]).devices[0].phases["load"].weights_bytes
+    assert rehearsal.devices[0].phases["load"].weights_bytes == resident - layer - 2 * 256  # norms take 512 each
+
+
+def test_encoder_decoders_are_rehearsed() -> None:
+    rehearsal = rehearsed("t5", [0, 0, 1, 1])
+    assert rehearsal.failure is None
+    assert all(device.phases["decode"].kv_cache_bytes > 0 for device in rehearsal.devices[1:2])
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
+def test_images_reach_the_vision_tower(name: str) -> None:
+    image = {"workload": {"images": ((56, 56),)}}
+    without, with_image = rehearsed(name, [0, 0, 1, 1]), rehearsed(name, [0, 0, 1, 1], **image)
+    assert with_image.failure is None
+    tower = {"qwen2_5_vl": "model.visual", "gemma3": "model.vision_tower"}[name]
+    assert tower in with_image.module_order
+    assert tower not in without.module_order
+    assert with_image.devices[0].allocated_bytes["prefill"] > without.devices[0].allocated_bytes["prefill"]
+
+
+def test_attention_implementations_differ_in_memory() -> None:
+    peaks = {
+        attention: rehearse(
+            empty_model("llama"), {"": 0}, Workload(1, 256, 2, attention=attention, dtype="bfloat16"), [GIB]
+        )
+        .devices[0]
+        .phases["prefill"]
+        .activation_bytes
+        for attention in ("sdpa", "flash_attention_2", "eager")
+    }
+    assert peaks["sdpa"] == peaks["flash_attention_2"]  # sdpa takes the flash kernel here
+    # four heads of 256 x 256 scores: bfloat16, float32 for the softmax, bfloat16 again
+    assert peaks["eager"] > peaks["sdpa"] + 4 * 256 * 256 * 4
+
+
+def test_a_data_type_casts_the_weights() -> None:
+    full = rehearsed("llama", [0, 0, 1, 1]).devices[1].phases["load"].weights_bytes
+    half = rehearsed("llama", [0, 0, 1, 1], workload={"dtype": "bfloat16"}).devices[1].phases["load"].weights_bytes
+    assert half == pytest.approx(full / 2, abs=512 * 8)  # norms are blocks of 512 either way
+
+
+def test_router_choices_are_among_the_assumptions() -> None:
+    assumptions = rehearsed("mixtral", [0, 0, 0, 0]).assumptions
+    assert any("topk of 4 unknown scores: spread evenly" in text for text in assumptions)
+    assert any(text.startswith("model.layers.0.") for text in assumptions)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = empty_model("gpt2")
+    before = {name: id(value) for name, value in model.named_parameters()}
+    rehearse(model, TINY_MODELS["gpt2"].device_map([0, "cpu", 1, 1]), Workload(1, 8, 3), [GIB, GIB])
+    assert {name: id(value) for name, value in model.named_parameters()} == before
+    assert model.lm_head.weight is model.transformer.wte.weight
+    assert not any(hasattr(module, "_hf_hook") for module in model.modules())
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_rehearsals_do_not_disturb_each_other() -> None:
+    first, _, again = (
+        rehearsed("llama", [0, 0, 1, 1]),
+        rehearsed("gpt2", [0, 1, 2, 3]),
+        rehearsed("llama", [0, 0, 1, 1]),
+    )
+    assert first == again
+
+
+def test_nothing_is_left_after_a_rehearsal() -> None:
+    model = empty_model("llama")
+    with simulated_devices([GIB]):
+        pass  # the device type is registered
+    rehearse(model, {"": 0}, Workload(1, 4, 2), [GIB])
+    with simulated_devices([GIB]) as machine:
+        assert machine.devices[0].use == MemoryUse(0, 0)
+
+
+@pytest.mark.parametrize("field", ["batch_size", "prompt_tokens", "max_new_tokens"])
+def test_a_workload_of_nothing_is_refused(field: str) -> None:
+    nothing: dict[str, Any] = {field: 0}
+    with pytest.raises(ValueError, match=field):
+        Workload(**nothing)
+
+
+# ---------------------------------------------------------------- published figures
+
+
+def published_rows(source: str) -> list[dict[str, str]]:
+    if not PUBLISHED.exists():
+        pytest.skip("the published measurements are not here")
+    with PUBLISHED.open() as file:
+        return [
+            row for row in csv.DictReader(file, delimiter="\t") if (row["source"], row["quant"]) == (source, "BF16")
+        ]
+
+
+def rehearsed_rows(source: str, compute_capability: tuple[int, int]) -> list[tuple[dict[str, str], Rehearsal]]:
+    models: dict[str, Any] = {}
+    pairs = []
+    for row in published_rows(source):
+        name = "Qwen__" + row["model"].removesuffix("-Instruct")
+        if name not in models:
+            config = AutoConfig.from_pretrained(SHARED / "corpus" / "configs" / name)
+            with torch.device("meta"):
+                models[name] = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+            models[name].tie_weights()
+        workload = Workload(1, int(row["context"]), int(row["new_tokens"]))
+        rehearsal = rehearse(models[name], {"": 0}, workload, [UNLIMITED_BYTES], compute_capability=compute_capability)
+        pairs.append((row, rehearsal))
+    return pairs
+
+
+def test_published_peaks_of_qwen2_5_on_an_a100() -> None:
+    errors = [
+        abs(max(rehearsal.devices[0].allocated_bytes.values()) / GIB / float(row["measured"]) - 1)
+        for row, rehearsal in rehearsed_rows("q25", (8, 0))
+    ]
+    assert len(errors) == 12
+    assert max(errors) < 0.03
+    assert statistics.median(errors) < 0.003
+
+
+def test_published_memory_of_qwen3_at_the_end_on_an_h20() -> None:
+    errors = [
+        abs(rehearsal.devices[0].allocated_bytes["decode"] / MIB / float(row["measured"]) - 1)
+        for row, rehearsal in rehearsed_rows("q3", (9, 0))
+    ]
+    assert len(errors) == 4
+    assert max(errors) < 0.005
