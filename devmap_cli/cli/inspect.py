@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from devmap_cli.cli.options import DtypeOption, Json, Model, Revision, TrustRemoteCode
+from devmap_cli.cli.options import DtypeOption, Json, Model, QuantizeOption, Revision, TrustRemoteCode
 
 
 def inspect(
@@ -18,6 +18,7 @@ def inspect(
     ] = None,
     expand: Annotated[bool, typer.Option("--expand", help="Show each of several equal layers.")] = False,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     as_json: Json = False,
@@ -26,7 +27,11 @@ def inspect(
     from devmap_cli.model.load import load_spec
 
     spec = load_spec(
-        model, revision=revision, dtype=dtype.value if dtype else None, trust_remote_code=trust_remote_code
+        model,
+        revision=revision,
+        dtype=dtype.value if dtype else None,
+        quantize=quantize.value if quantize else None,
+        trust_remote_code=trust_remote_code,
     )
     if as_json:
         from devmap_cli.model.document import inspect_document

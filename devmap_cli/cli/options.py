@@ -16,6 +16,14 @@ class Dtype(str, Enum):
     bfloat16 = "bfloat16"
 
 
+class Scheme(str, Enum):
+    """What bitsandbytes makes of the weights: the names of `model.quantization.scheme.SCHEMES`."""
+
+    int8 = "int8"
+    nf4 = "nf4"
+    fp4 = "fp4"
+
+
 class Strategy(str, Enum):
     """The rule by which parts are placed: the names of `planning.strategies.STRATEGIES`."""
 
@@ -29,6 +37,9 @@ class Strategy(str, Enum):
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, or a folder with config.json.")]
 DtypeOption = Annotated[
     Dtype | None, typer.Option("--dtype", help="Load in this dtype instead of the one config.json states.")
+]
+QuantizeOption = Annotated[
+    Scheme | None, typer.Option("--quantize", help="Let bitsandbytes quantize the weights while they are loaded.")
 ]
 Revision = Annotated[
     str | None, typer.Option("--revision", metavar="REV", help="A branch, tag or commit of the hub model.")

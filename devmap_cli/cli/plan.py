@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from devmap_cli.cli.options import DtypeOption, Json, Model, Revision, Strategy, TrustRemoteCode
+from devmap_cli.cli.options import DtypeOption, Json, Model, QuantizeOption, Revision, Strategy, TrustRemoteCode
 from devmap_cli.errors import EXIT_NO, RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from devmap_cli.devices.budgets import Budgets
+    from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapFile
     from devmap_cli.model.spec import ModelSpec
@@ -37,6 +41,14 @@ def plan(
             "--max-memory",
             metavar="DEVICE:SIZE,…",
             help="What the process may take, like '0:10GB,1:80%,cpu:-2GiB'; without it, what is free on this machine.",
+        ),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus",
+            metavar="COUNTxCARD,…",
+            help="Plan for these cards, like '2xT4,1xA10', not for this machine; --max-memory can add cpu and disk.",
         ),
     ] = None,
     reserve: Annotated[
@@ -68,6 +80,7 @@ def plan(
         typer.Option("--output", "-o", metavar="FILE", help="Where the map goes, - for stdout; map.json by default."),
     ] = None,
     dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     as_json: Json = False,
@@ -79,17 +92,22 @@ def plan(
     from devmap_cli.planning.pins import load_rules, parse_pin, parse_weights
     from devmap_cli.planning.planner import PlanRequest, make_plan, map_file
 
+    cards = cards_from_option(gpus)
     pins = (*(load_rules(rules) if rules else ()), *map(parse_pin, pin or ()))
     request = PlanRequest(
         strategy.value,
-        budgets_from_options(max_memory, reserve or [], no_offload=no_offload),
+        budgets_from_options(max_memory, reserve or [], no_offload=no_offload, cards=cards),
         MapWorkload(batch_size=batch_size, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens),
         pins,
         parse_weights(weight or []),
         weights_only,
     )
     spec = load_spec(
-        model, revision=revision, dtype=dtype.value if dtype else None, trust_remote_code=trust_remote_code
+        model,
+        revision=revision,
+        dtype=dtype.value if dtype else None,
+        quantize=quantize.value if quantize else None,
+        trust_remote_code=trust_remote_code,
     )
     placement = make_plan(spec, request)
     if isinstance(placement, Infeasible):
@@ -100,11 +118,30 @@ def plan(
     if as_json and output not in (None, "-"):
         write_map(document, "-")
     if not as_json:
-        _show(spec, document, target, weights_only=weights_only)
+        names = {device: card.name for device, card in cards.items()}
+        _show(spec, document, target, weights_only=weights_only, names=names)
 
 
-def budgets_from_options(max_memory: str | None, reserve: list[str], *, no_offload: bool) -> Budgets:
+def cards_from_option(gpus: str | None) -> dict[Device, Card]:
+    """The cards that --gpus names; none without it, and then the table is not read.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    if gpus is None:
+        return {}
+    from devmap_cli.devices.cards import parse_gpus
+
+    return parse_gpus(gpus)
+
+
+def budgets_from_options(
+    max_memory: str | None, reserve: list[str], *, no_offload: bool, cards: Mapping[Device, Card] = MappingProxyType({})
+) -> Budgets:
     """Budgets from the command line, asking the machine only for what the options leave open.
+
+    Args:
+        cards: accelerators of another machine, in place of this one's.
 
     Raises:
         RequestError: an option that cannot be read, or no device left.
@@ -115,13 +152,18 @@ def budgets_from_options(max_memory: str | None, reserve: list[str], *, no_offlo
     from devmap_cli.units import Amount
 
     reserves = parse_reserves(reserve)
-    if max_memory is None:
+    totals = {device: card.usable_bytes for device, card in cards.items()}
+    if cards:
+        amounts = {device: Amount(size) for device, size in totals.items()}
+        amounts |= _tiers_beside_cards({} if max_memory is None else parse_max_memory(max_memory), reserves)
+    elif max_memory is None:
         found = detect()
+        totals = {item.device: item.total_bytes for item in found}
         amounts = {item.device: Amount(item.free_bytes) for item in found}
     else:
         amounts = parse_max_memory(max_memory)
         relative = [device for device in amounts if _is_relative(device, amounts, reserves)]
-        found = detect(relative) if relative else ()
+        totals = {item.device: item.total_bytes for item in (detect(relative) if relative else ())}
     if no_offload:
         amounts = {device: amount for device, amount in amounts.items() if device.is_accelerator}
         if not amounts:
@@ -129,7 +171,27 @@ def budgets_from_options(max_memory: str | None, reserve: list[str], *, no_offlo
                 "--no-offload leaves no device: no accelerator is named or found",
                 "name the devices: --max-memory '0:24GB'",
             )
-    return resolve_budgets(amounts, reserves, {item.device: item.total_bytes for item in found})
+    return resolve_budgets(amounts, reserves, totals)
+
+
+def _tiers_beside_cards(amounts: dict[Device, Amount], reserves: dict[Device, Amount]) -> dict[Device, Amount]:
+    """What --max-memory may say beside --gpus: how much RAM and disk that machine has, in bytes.
+
+    Raises:
+        RequestError: it names an accelerator, or a share of what only that machine knows.
+    """
+    for device in amounts:
+        if device.is_accelerator:
+            raise RequestError(
+                f"--max-memory names {device.label}, but --gpus says what the accelerators are",
+                "give only cpu and disk beside --gpus, like --max-memory 'cpu:30GB', and keep room with --reserve",
+            )
+        if _is_relative(device, amounts, reserves):
+            raise RequestError(
+                f"--gpus plans for another machine, so a share of its {device} is unknown",
+                f"give it in bytes, for example --max-memory '{device}:30GB'",
+            )
+    return amounts
 
 
 def _is_relative(device: Device, amounts: dict[Device, Amount], reserves: dict[Device, Amount]) -> bool:
@@ -158,6 +220,8 @@ def _ways_out(spec: ModelSpec, budgets: Budgets) -> str:
         ways.append("allow offloading, for example cpu:64GB in --max-memory")
     if spec.dtype == "float32":
         ways.append("halve the weights with --dtype bfloat16")
+    if spec.quantization is None and budgets.accelerators:
+        ways.append("quantize them with --quantize nf4")
     return "; or ".join([*ways, "give more memory or another device"])
 
 
@@ -175,12 +239,12 @@ def infeasible_document(answer: Infeasible) -> dict[str, Any]:
     }
 
 
-def _show(spec: ModelSpec, document: MapFile, target: str, *, weights_only: bool) -> None:
+def _show(spec: ModelSpec, document: MapFile, target: str, *, weights_only: bool, names: Mapping[Device, str]) -> None:
     from devmap_cli.render.console import err, out
     from devmap_cli.render.plan import device_table, layer_bar, plan_notes
 
     console = err() if target == "-" else out()
-    console.print(device_table(document))
+    console.print(device_table(document, names))
     console.print()
     console.print(layer_bar(document))
     for note in plan_notes(spec, document, weights_only=weights_only):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from devmap_cli.errors import RequestError, SurroundingsError
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from devmap_cli.model.quantization.scheme import Quantization
     from devmap_cli.model.reference import ModelReference
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -93,6 +95,37 @@ def choose_dtype(reference: ModelReference, config: PreTrainedConfig, asked: str
         "float32",
         "config.json states no dtype: counted as float32, as it loads; --dtype bfloat16 halves it",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyModel:
+    """An empty model, the dtype of what is not quantized, and what to tell people about both."""
+
+    model: PreTrainedModel
+    dtype: str
+    notes: tuple[str, ...]
+
+
+def build_quantized(
+    reference: ModelReference, dtype: str | None, quantization: Quantization | None, *, trust_remote_code: bool
+) -> EmptyModel:
+    """The model of `reference` as `build_empty` makes it in `dtype` (None: its own), its weights quantized as said.
+
+    Raises:
+        RequestError: its config or class is not usable.
+        SurroundingsError: its class needs a package that is missing.
+    """
+    config = load_config(reference, trust_remote_code=trust_remote_code)
+    chosen, dtype_note = choose_dtype(reference, config, dtype)
+    if quantization is not None:
+        chosen = quantization.loaded_dtype(chosen)
+    model = build_empty(reference, config, chosen, trust_remote_code=trust_remote_code)
+    notes: tuple[str, ...] = (dtype_note,) if dtype_note else ()
+    if quantization is not None:
+        from devmap_cli.model.quantization.quantize import quantize_
+
+        notes += quantize_(model, quantization)
+    return EmptyModel(model, chosen, notes)
 
 
 def build_empty(

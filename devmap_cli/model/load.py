@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from devmap_cli.model.cache import read_spec, spec_key, write_spec
+from devmap_cli.model.quantization.scheme import Quantization, modelopt_text, quantization_of
 from devmap_cli.model.reference import ModelReference, resolve
 from devmap_cli.model.spec import ModelSpec
 
@@ -14,63 +15,63 @@ if TYPE_CHECKING:
 
 
 def load_spec(
-    model: str, *, revision: str | None = None, dtype: str | None = None, trust_remote_code: bool = False
+    model: str,
+    *,
+    revision: str | None = None,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    trust_remote_code: bool = False,
 ) -> ModelSpec:
     """Describe MODEL (a hub id or a folder with config.json) as it would be loaded in `dtype` (None: its own).
 
+    `quantize` is one of `quantization.scheme.SCHEMES`: what bitsandbytes is to make of its weights.
+
     Raises:
-        RequestError: no such model, or one that transformers cannot build.
+        RequestError: no such model, one that transformers cannot build, or one that is quantized already.
         SurroundingsError: the hub or a package is missing.
     """
     reference = resolve(model, revision)
+    modelopt = modelopt_text(reference.folder)
+    quantization = quantization_of(reference.config, modelopt, quantize)
     if reference.has_remote_code and trust_remote_code:
-        return describe(reference, dtype, trust_remote_code=True)  # its code may change: not cached
-    key = spec_key(reference.config_text, dtype, _stored_dtype(reference))
+        return describe(reference, dtype, quantization, trust_remote_code=True)  # its code may change: not cached
+    key = spec_key(reference.config_text, dtype, _stored_dtype(reference), quantize, modelopt)
     cached = read_spec(key)
     if cached is not None:
         return replace(cached, model_id=reference.location, revision=_commit(reference))
-    spec = describe(reference, dtype, trust_remote_code=trust_remote_code)
+    spec = describe(reference, dtype, quantization, trust_remote_code=trust_remote_code)
     write_spec(key, spec)
     return spec
 
 
-def describe(reference: ModelReference, dtype: str | None, *, trust_remote_code: bool) -> ModelSpec:
-    """Build the empty model of `reference` and describe it."""
+def describe(
+    reference: ModelReference, dtype: str | None, quantization: Quantization | None, *, trust_remote_code: bool
+) -> ModelSpec:
+    """Build the empty model of `reference`, quantized as said, and describe it."""
     from devmap_cli.model.census import module_spec, tie_groups
-    from devmap_cli.model.empty import build_empty, choose_dtype, load_config
+    from devmap_cli.model.empty import build_quantized
     from devmap_cli.model.old_names import renamings_of
     from devmap_cli.model.probe import probe
     from devmap_cli.model.quiet import quiet_libraries
 
     with quiet_libraries():
-        config = load_config(reference, trust_remote_code=trust_remote_code)
-        chosen, dtype_note = choose_dtype(reference, config, dtype)
-        model = build_empty(reference, config, chosen, trust_remote_code=trust_remote_code)
+        built = build_quantized(reference, dtype, quantization, trust_remote_code=trust_remote_code)
+        model = built.model
         seen = probe(model)
-    quantization = reference.config.get("quantization_config")
     return ModelSpec(
         model_id=reference.location,
         revision=_commit(reference),
         class_name=type(model).__name__,
-        model_type=str(config.model_type),
-        dtype=chosen,
+        model_type=str(model.config.model_type),
+        dtype=built.dtype,
         root=module_spec(model, _no_split_classes(model)),
         ties=tie_groups(model),
         execution_order=seen.execution_order,
         output_bytes_per_token=seen.output_bytes_per_token,
         kv_cache=seen.kv_cache,
         renamings=renamings_of(model),
-        quantization=quantization if isinstance(quantization, dict) else None,
-        notes=tuple(
-            note
-            for note in (
-                _class_note(reference, type(model).__name__),
-                dtype_note,
-                seen.note,
-                _quantization_note(quantization, chosen),
-            )
-            if note
-        ),
+        quantization=None if quantization is None else quantization.as_in_map,
+        notes=tuple(note for note in (_class_note(reference, type(model).__name__), *built.notes, seen.note) if note),
     )
 
 
@@ -81,13 +82,6 @@ def _no_split_classes(model: PreTrainedModel) -> frozenset[str]:
 def _class_note(reference: ModelReference, class_name: str) -> str | None:
     named = reference.config.get("architectures") or [class_name]
     return None if class_name in named else f"config.json names {named[0]}, and transformers loads it as {class_name}"
-
-
-def _quantization_note(quantization: object, dtype: str) -> str | None:
-    if not isinstance(quantization, dict):
-        return None
-    method = quantization.get("quant_method", "quantized")
-    return f"the checkpoint is quantized ({method}); sizes are counted in {dtype}, the most that it can take"
 
 
 def _commit(reference: ModelReference) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from rich.table import Table
 from rich.text import Text
@@ -19,12 +20,16 @@ _FILLS = "█▓▒░"
 _OFFLOAD_COLOURS = {"cpu": "bright_black", "disk": "bright_black"}
 
 
-def device_table(plan: MapFile) -> Table:
-    """What each device is planned to take, in the parts that add up to its peak, and which modules it holds."""
+def device_table(plan: MapFile, names: Mapping[Device, str] = MappingProxyType({})) -> Table:
+    """What each device is planned to take, in the parts that add up to its peak, and which modules it holds.
+
+    Args:
+        names: of the cards, where they are known.
+    """
     shown = [part for part in ("activation_bytes", "overhead_bytes") if any(getattr(d, part) for d in plan.devices)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("device", no_wrap=True)
-    names = [
+    columns = [
         "budget",
         "weights",
         "KV cache",
@@ -32,15 +37,16 @@ def device_table(plan: MapFile) -> Table:
         "peak",
         "free",
     ]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True, min_width=9)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True, min_width=9)
     table.add_column("use", justify="right", no_wrap=True, min_width=5)
     table.add_column("holds", overflow="fold")
     for item in plan.devices:
         sizes = [item.budget_bytes, item.weights_bytes, item.kv_cache_bytes]
         sizes += [getattr(item, part) for part in shown] + [item.peak_bytes, item.free_bytes]
         held = [key for key, device in plan.device_map.items() if device == item.device]
-        table.add_row(item.device.label, *map(format_bytes, sizes), _use(item), holdings(held) or "nothing")
+        label = f"{item.device.label} {names.get(item.device, '')}".rstrip()
+        table.add_row(label, *map(format_bytes, sizes), _use(item), holdings(held) or "nothing")
     return table
 
 

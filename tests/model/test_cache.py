@@ -11,6 +11,7 @@ import pytest
 from devmap_cli.model import cache, load
 from devmap_cli.model.cache import cache_folder, read_spec, write_spec
 from devmap_cli.model.load import load_spec
+from devmap_cli.model.quantization.scheme import Quantization
 from devmap_cli.model.reference import ModelReference
 from devmap_cli.model.spec import ModelSpec, ModuleSpec
 from tests.support.processes import run_python
@@ -32,9 +33,11 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     described: list[str] = []
     describe = load.describe
 
-    def counting(reference: ModelReference, dtype: str | None, *, trust_remote_code: bool) -> ModelSpec:
+    def counting(
+        reference: ModelReference, dtype: str | None, quantization: Quantization | None, *, trust_remote_code: bool
+    ) -> ModelSpec:
         described.append(reference.location)
-        return describe(reference, dtype, trust_remote_code=trust_remote_code)
+        return describe(reference, dtype, quantization, trust_remote_code=trust_remote_code)
 
     monkeypatch.setattr(load, "describe", counting)
     return described

@@ -1,0 +1,106 @@
+"""What all quantized linear layers share: tensors of given shapes, and a forward that shapes are enough for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+
+@dataclass(frozen=True, slots=True)
+class LinearShape:
+    """A linear layer that is to be replaced; `bias_dtype` is None without a bias."""
+
+    in_features: int
+    out_features: int
+    dtype: torch.dtype
+    bias_dtype: torch.dtype | None
+
+    @classmethod
+    def of(cls, module: nn.Module) -> LinearShape:
+        """The shape of a Linear, or of a Conv1D, which keeps its weight transposed."""
+        weight, bias = module.weight, module.bias
+        assert isinstance(weight, torch.Tensor)
+        outputs, inputs = reversed(weight.shape) if isinstance(module, Conv1D) else weight.shape
+        return cls(inputs, outputs, weight.dtype, bias.dtype if isinstance(bias, torch.Tensor) else None)
+
+    @property
+    def num_weights(self) -> int:
+        """Elements of the weight that is replaced."""
+        return self.in_features * self.out_features
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor that a quantized layer holds."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_buffer: bool = False
+
+
+def hold(module: nn.Module, tensors: Iterable[Stored]) -> None:
+    """Give `module` these tensors, on the meta device."""
+    for tensor in tensors:
+        empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        if tensor.is_buffer:
+            module.register_buffer(tensor.name, empty)
+        else:
+            module.register_parameter(tensor.name, nn.Parameter(empty, requires_grad=False))
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer with packed weights; its class says how, by `multiply`."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, shape: LinearShape, tensors: Iterable[Stored], bias_dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.in_features = shape.in_features
+        self.out_features = shape.out_features
+        self.weight_dtype = shape.dtype
+        hold(self, tensors)
+        if shape.bias_dtype is None:
+            self.register_parameter("bias", None)
+        else:
+            hold(self, [Stored("bias", (shape.out_features,), bias_dtype or shape.bias_dtype)])
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The same shape with `out_features` last, in the dtype of the input."""
+        rows = hidden_states.reshape(-1, self.in_features)
+        return self.multiply(rows).reshape(*hidden_states.shape[:-1], self.out_features)
+
+    def multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        """The product for each of `rows` (two-dimensional), with what the kernel allocates on the way."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """As torch's Linear shows it."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """An output that a fused kernel writes from `rows` and the packed `weight`, the bias added in place."""
+        meet(rows, weight)
+        output = rows.new_empty((rows.shape[0], self.out_features))
+        return output if self.bias is None else output.add_(self.bias)
+
+    def unpacked_product(self, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The product with `weight` unpacked to `dtype` first, which lives as long as the product takes."""
+        unpacked = weight.new_empty((self.out_features, self.in_features), dtype=dtype).to(rows.dtype)
+        bias = None if self.bias is None else self.bias.to(rows.dtype)
+        return nn.functional.linear(rows, unpacked, bias)
+
+
+def meet(rows: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raise as PyTorch does where the two lie on different devices; takes no memory."""
+    rows.new_empty((0, 1), dtype=torch.uint8).add(weight.new_empty((0, 1), dtype=torch.uint8))
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-number // divisor)

@@ -1,0 +1,112 @@
+"""What a model is to be quantized with: as asked for, or as its checkpoint says. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from devmap_cli.errors import RequestError
+
+SCHEMES = ("int8", "nf4", "fp4")
+"""What bitsandbytes makes of 16-bit weights while it loads them."""
+MODELOPT_NAME = "hf_quant_config.json"
+_FLOAT16_ONLY = ("awq",)
+_BFLOAT16_ONLY = ("fbgemm_fp8",)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a model is quantized: `method` as transformers names it, `settings` as in config.json.
+
+    `scheme` is what was asked for, None for a checkpoint that is quantized already. `has_kernels` says whether the
+    kernels that MXFP4 needs are there; without them transformers unpacks it.
+    """
+
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    scheme: str | None = None
+    has_kernels: bool = False
+
+    @property
+    def as_in_map(self) -> dict[str, Any]:
+        """The form that a map keeps."""
+        if self.scheme is not None:
+            return {"scheme": self.scheme}
+        return self.settings if "quant_method" in self.settings else {"quant_method": self.method, **self.settings}
+
+    def loaded_dtype(self, dtype: str) -> str:
+        """What transformers loads the rest of the model in, asked for `dtype` (HfQuantizer.update_dtype)."""
+        if self.method in _BFLOAT16_ONLY:
+            return "bfloat16"
+        return "float16" if self.method in _FLOAT16_ONLY and dtype == "bfloat16" else dtype
+
+
+def quantization_of(
+    config: dict[str, Any], modelopt_text: str | None, scheme: str | None, *, has_kernels: bool = False
+) -> Quantization | None:
+    """The quantization of a model with this config.json and hf_quant_config.json, `scheme` asked for.
+
+    Raises:
+        RequestError: a scheme is asked for, and the checkpoint is quantized already.
+    """
+    stored = _stored(config, modelopt_text)
+    if scheme is None:
+        return None if stored is None else Quantization(*stored, has_kernels=has_kernels)
+    return _on_the_fly(scheme, stored)
+
+
+def quantization_in_map(document: dict[str, Any] | None) -> Quantization | None:
+    """The quantization that a map or a description keeps (`Quantization.as_in_map`)."""
+    if document is None:
+        return None
+    if "scheme" in document:
+        return _on_the_fly(str(document["scheme"]), None)
+    return Quantization(str(document.get("quant_method")), document)
+
+
+def _on_the_fly(scheme: str, stored: tuple[str, dict[str, Any]] | None) -> Quantization:
+    if stored is not None:
+        raise RequestError(
+            f"the checkpoint is quantized already ({stored[0]}), which --quantize {scheme} would do again",
+            "leave --quantize out, or give the model that it was made from",
+        )
+    settings = {"load_in_8bit": True} if scheme == "int8" else {"load_in_4bit": True, "bnb_4bit_quant_type": scheme}
+    return Quantization("bitsandbytes", settings, scheme)
+
+
+def modelopt_text(folder: Path) -> str | None:
+    """The text of ModelOpt's own file beside config.json; None without one."""
+    try:
+        return (folder / MODELOPT_NAME).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _stored(config: dict[str, Any], modelopt_text: str | None) -> tuple[str, dict[str, Any]] | None:
+    settings = config.get("quantization_config")
+    if not isinstance(settings, dict):
+        part = config.get("text_config")
+        settings = part.get("quantization_config") if isinstance(part, dict) else None
+    own = _own_file(modelopt_text)
+    if isinstance(settings, dict) and settings.get("quant_method") not in (None, "modelopt") and own is None:
+        return str(settings["quant_method"]), settings
+    if own is not None:
+        return "modelopt", {**(settings if isinstance(settings, dict) else {}), **own}
+    if not isinstance(settings, dict):
+        return None
+    if settings.get("load_in_8bit") or settings.get("load_in_4bit"):
+        return "bitsandbytes", settings
+    return ("modelopt" if "quant_algo" in settings else "unknown"), settings
+
+
+def _own_file(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        document = json.loads(text)
+    except ValueError:
+        return None
+    part = document.get("quantization") if isinstance(document, dict) else None
+    return part if isinstance(part, dict) and "quant_algo" in part else None
