@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from devmap_cli.cli.options import DtypeOption, Json, Model, QuantizeOption, Revision, Strategy, TrustRemoteCode
-from devmap_cli.errors import EXIT_NO, RequestError
+from devmap_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapFile
     from devmap_cli.model.spec import ModelSpec
-    from devmap_cli.planning.nouns import Infeasible
     from devmap_cli.units import Amount
 
 
@@ -111,7 +109,9 @@ def plan(
     )
     placement = make_plan(spec, request)
     if isinstance(placement, Infeasible):
-        _refuse(placement, spec, request.budgets, as_json=as_json)
+        from devmap_cli.cli.refusal import refuse
+
+        refuse(placement, spec, request, gpus=gpus, as_json=as_json)
     document = map_file(spec, request, placement)
     target = output or ("-" if as_json else "map.json")
     write_map(document, target)
@@ -196,47 +196,6 @@ def _tiers_beside_cards(amounts: dict[Device, Amount], reserves: dict[Device, Am
 
 def _is_relative(device: Device, amounts: dict[Device, Amount], reserves: dict[Device, Amount]) -> bool:
     return amounts[device].is_relative or (device in reserves and reserves[device].is_relative)
-
-
-def _refuse(answer: Infeasible, spec: ModelSpec, budgets: Budgets, *, as_json: bool) -> NoReturn:
-    from devmap_cli.cli import fail
-    from devmap_cli.units import format_bytes
-
-    if as_json:
-        typer.echo(json.dumps(infeasible_document(answer), indent=2))
-    place = f" on {answer.device.label}" if answer.device else ""
-    code = fail(
-        EXIT_NO,
-        f"{spec.model_id} does not fit{place}: {answer.reason}; needed {format_bytes(answer.needed_bytes)}, "
-        f"budget {format_bytes(answer.budget_bytes)}, missing {format_bytes(answer.missing_bytes)}",
-        _ways_out(spec, budgets),
-    )
-    raise typer.Exit(code)
-
-
-def _ways_out(spec: ModelSpec, budgets: Budgets) -> str:
-    ways = []
-    if not budgets.tiers:
-        ways.append("allow offloading, for example cpu:64GB in --max-memory")
-    if spec.dtype == "float32":
-        ways.append("halve the weights with --dtype bfloat16")
-    if spec.quantization is None and budgets.accelerators:
-        ways.append("quantize them with --quantize nf4")
-    return "; or ".join([*ways, "give more memory or another device"])
-
-
-def infeasible_document(answer: Infeasible) -> dict[str, Any]:
-    """The answer "no" as plain data."""
-    return {
-        "format": "devmap.infeasible/1",
-        "strategy": answer.strategy,
-        "reason": answer.reason,
-        "device": None if answer.device is None else answer.device.map_value,
-        "needed_bytes": answer.needed_bytes,
-        "budget_bytes": answer.budget_bytes,
-        "missing_bytes": answer.missing_bytes,
-        "grow_device": None if answer.grow_device is None else answer.grow_device.map_value,
-    }
 
 
 def _show(spec: ModelSpec, document: MapFile, target: str, *, weights_only: bool, names: Mapping[Device, str]) -> None:

@@ -37,11 +37,10 @@ def shortage(strategy: str, task: Task, is_feasible: Callable[[Task], bool]) -> 
         (block.transient_bytes for block in task.blocks), default=0
     )
     total = sum(budget for _, budget in task.budgets)
-    remedy = f"{format_bytes(missing)} more on {room.device.label} would do"
     if needed > total:
-        reason = f"all devices together are too small; {remedy}"
+        reason = "all devices together are too small"
         return Infeasible(strategy, reason, needed, total, missing, None, room.device)
-    reason = f"the blocks don't divide so that each device stays within its budget; {remedy}"
+    reason = "the blocks don't divide so that each device stays within its budget"
     bound = room.budget_bytes
     return Infeasible(strategy, reason, bound + missing, bound, missing, room.device, room.device)
 
