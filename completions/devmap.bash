@@ -5,10 +5,11 @@
 #    source ~/.local/share/bash_completion/devmap
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_devmap_subparsers=(inspect plan run)
+_shtab_devmap_subparsers=(inspect plan check run)
 
-_shtab_devmap_inspect_option_strings=(--depth --expand --dtype --revision --trust-remote-code --json -h --help)
-_shtab_devmap_plan_option_strings=(--strategy --max-memory --reserve --no-offload --weights-only --pin --rules --weight --prompt-tokens --max-new-tokens --batch-size -o --output --dtype --revision --trust-remote-code --json -h --help)
+_shtab_devmap_inspect_option_strings=(--depth --expand --dtype --quantize --revision --trust-remote-code --json -h --help)
+_shtab_devmap_plan_option_strings=(--strategy --max-memory --gpus --reserve --no-offload --weights-only --pin --rules --weight --prompt-tokens --max-new-tokens --batch-size -o --output --dtype --quantize --revision --trust-remote-code --json -h --help)
+_shtab_devmap_check_option_strings=(--map --model --prompt-tokens --max-new-tokens --batch-size --image --attention --max-memory --fix -o --output --revision --trust-remote-code --json -h --help)
 _shtab_devmap_run_option_strings=(--map --model --prompt --prompt-file --raw --max-new-tokens --temperature --seed --batch-size --attention --offload-folder --simulate --trust-remote-code --json -h --help)
 _shtab_devmap_option_strings=(--version -h --help)
 
@@ -17,15 +18,21 @@ _shtab_devmap_plan_pos_0_COMPGEN=_shtab_compgen_dirs
 _shtab_devmap_plan___rules_COMPGEN=_shtab_compgen_files
 _shtab_devmap_plan__o_COMPGEN=_shtab_compgen_files
 _shtab_devmap_plan___output_COMPGEN=_shtab_compgen_files
+_shtab_devmap_check___map_COMPGEN=_shtab_compgen_files
+_shtab_devmap_check___model_COMPGEN=_shtab_compgen_dirs
+_shtab_devmap_check__o_COMPGEN=_shtab_compgen_files
+_shtab_devmap_check___output_COMPGEN=_shtab_compgen_files
 _shtab_devmap_run___map_COMPGEN=_shtab_compgen_files
 _shtab_devmap_run___model_COMPGEN=_shtab_compgen_dirs
 _shtab_devmap_run___prompt_file_COMPGEN=_shtab_compgen_files
 _shtab_devmap_run___offload_folder_COMPGEN=_shtab_compgen_dirs
 
 _shtab_devmap_inspect___dtype_choices=(float32 float16 bfloat16)
+_shtab_devmap_inspect___quantize_choices=(int8 nf4 fp4)
 _shtab_devmap_plan___strategy_choices=(auto balanced balanced_low_0 sequential fewest)
 _shtab_devmap_plan___dtype_choices=(float32 float16 bfloat16)
-_shtab_devmap_pos_0_choices=(inspect plan run)
+_shtab_devmap_plan___quantize_choices=(int8 nf4 fp4)
+_shtab_devmap_pos_0_choices=(inspect plan check run)
 
 _shtab_devmap_inspect___expand_nargs=0
 _shtab_devmap_inspect___trust_remote_code_nargs=0
@@ -38,6 +45,11 @@ _shtab_devmap_plan___trust_remote_code_nargs=0
 _shtab_devmap_plan___json_nargs=0
 _shtab_devmap_plan__h_nargs=0
 _shtab_devmap_plan___help_nargs=0
+_shtab_devmap_check___fix_nargs=0
+_shtab_devmap_check___trust_remote_code_nargs=0
+_shtab_devmap_check___json_nargs=0
+_shtab_devmap_check__h_nargs=0
+_shtab_devmap_check___help_nargs=0
 _shtab_devmap_run___raw_nargs=0
 _shtab_devmap_run___simulate_nargs=0
 _shtab_devmap_run___trust_remote_code_nargs=0

@@ -50,8 +50,8 @@ function _shtab_devmap_using
   test "$_shtab_devmap_cmdpath" = "$argv"
 end
 
-set -g _shtab_devmap_commands inspect plan run
-set -g _shtab_devmap_opts_with_value --attention --batch-size --depth --dtype --map --max-memory --max-new-tokens --model --offload-folder --output --pin --prompt --prompt-file --prompt-tokens --reserve --revision --rules --seed --strategy --temperature --weight -o
+set -g _shtab_devmap_commands inspect plan check run
+set -g _shtab_devmap_opts_with_value --attention --batch-size --depth --dtype --gpus --image --map --max-memory --max-new-tokens --model --offload-folder --output --pin --prompt --prompt-file --prompt-tokens --quantize --reserve --revision --rules --seed --strategy --temperature --weight -o
 
 complete -c devmap -e
 complete -c devmap -f
@@ -62,6 +62,7 @@ complete -c devmap -n '_shtab_devmap_using; and test $_shtab_devmap_npos -eq 0' 
 complete -c devmap -n '_shtab_devmap_using inspect' -l depth -x -d 'Levels to show; without it, down to what may not be split.'
 complete -c devmap -n '_shtab_devmap_using inspect' -l expand -d 'Show each of several equal layers.'
 complete -c devmap -n '_shtab_devmap_using inspect' -l dtype -xka "float32 float16 bfloat16" -d 'Load in this dtype instead of the one config.json states.'
+complete -c devmap -n '_shtab_devmap_using inspect' -l quantize -xka "int8 nf4 fp4" -d 'Let bitsandbytes quantize the weights while they are loaded.'
 complete -c devmap -n '_shtab_devmap_using inspect' -l revision -x -d 'A branch, tag or commit of the hub model.'
 complete -c devmap -n '_shtab_devmap_using inspect' -l trust-remote-code -d 'Run the model code that comes with the model'"'"'s repository.'
 complete -c devmap -n '_shtab_devmap_using inspect' -l json -d 'Print one JSON document on stdout and nothing else.'
@@ -70,6 +71,7 @@ complete -c devmap -n '_shtab_devmap_using inspect; and test $_shtab_devmap_npos
 complete -c devmap -n '_shtab_devmap_using; and test $_shtab_devmap_npos -eq 0' -a plan -d 'Decide where each part of a model goes and write the map.'
 complete -c devmap -n '_shtab_devmap_using plan' -l strategy -xka "auto balanced balanced_low_0 sequential fewest" -d 'balanced: the smallest highest use over the GPUs; auto: the same while all fits there, else the least is offloaded; balanced_low_0: as little as possible on the first GPU; sequential: filled in order; fewest: as few GPUs as hold it.'
 complete -c devmap -n '_shtab_devmap_using plan' -l max-memory -x -d 'What the process may take, like '"'"'0:10GB,1:80%,cpu:-2GiB'"'"'; without it, what is free on this machine.'
+complete -c devmap -n '_shtab_devmap_using plan' -l gpus -x -d 'Plan for these cards, like '"'"'2xT4,1xA10'"'"', not for this machine; --max-memory can add cpu and disk.'
 complete -c devmap -n '_shtab_devmap_using plan' -l reserve -x -d 'Keep this much free; repeatable.'
 complete -c devmap -n '_shtab_devmap_using plan' -l no-offload -d 'Use neither cpu nor disk.'
 complete -c devmap -n '_shtab_devmap_using plan' -l weights-only -d 'Let budgets cap weights alone, as accelerate'"'"'s max_memory does.'
@@ -81,11 +83,27 @@ complete -c devmap -n '_shtab_devmap_using plan' -l max-new-tokens -x -d 'Length
 complete -c devmap -n '_shtab_devmap_using plan' -l batch-size -x -d 'Sequences at once.'
 complete -c devmap -n '_shtab_devmap_using plan' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'Where the map goes, - for stdout; map.json by default.'
 complete -c devmap -n '_shtab_devmap_using plan' -l dtype -xka "float32 float16 bfloat16" -d 'Load in this dtype instead of the one config.json states.'
+complete -c devmap -n '_shtab_devmap_using plan' -l quantize -xka "int8 nf4 fp4" -d 'Let bitsandbytes quantize the weights while they are loaded.'
 complete -c devmap -n '_shtab_devmap_using plan' -l revision -x -d 'A branch, tag or commit of the hub model.'
 complete -c devmap -n '_shtab_devmap_using plan' -l trust-remote-code -d 'Run the model code that comes with the model'"'"'s repository.'
 complete -c devmap -n '_shtab_devmap_using plan' -l json -d 'Print one JSON document on stdout and nothing else.'
 complete -c devmap -n '_shtab_devmap_using plan' -s h -l help -d 'Show this message and exit.'
 complete -c devmap -n '_shtab_devmap_using plan; and test $_shtab_devmap_npos -eq 0' -ka "(__fish_complete_directories)" -d 'A hub id, or a folder with config.json.'
+complete -c devmap -n '_shtab_devmap_using; and test $_shtab_devmap_npos -eq 0' -a check -d 'Rehearse a map, devmap'"'"'s or written by hand, and list what is wrong.'
+complete -c devmap -n '_shtab_devmap_using check' -l map -xka "(__fish_complete_path (commandline -ct))" -d 'The map to check; - reads it from standard input.'
+complete -c devmap -n '_shtab_devmap_using check' -l model -xka "(__fish_complete_directories)" -d 'The model, for a map that does not name one, or another copy.'
+complete -c devmap -n '_shtab_devmap_using check' -l prompt-tokens -x -d 'Length of the prompt [default: the map'"'"'s, or 2048].'
+complete -c devmap -n '_shtab_devmap_using check' -l max-new-tokens -x -d 'Length of the answer [default: the map'"'"'s, or 256].'
+complete -c devmap -n '_shtab_devmap_using check' -l batch-size -x -d 'Sequences at once [default: the map'"'"'s, or 1].'
+complete -c devmap -n '_shtab_devmap_using check' -l image -x -d 'An image in the prompt, in pixels; repeatable.'
+complete -c devmap -n '_shtab_devmap_using check' -l attention -x -d 'sdpa, eager or flash_attention_2 [default: the map'"'"'s].'
+complete -c devmap -n '_shtab_devmap_using check' -l max-memory -x -d 'What the process may take, like '"'"'0:10GB,1:80%'"'"' [default: the map'"'"'s budgets, or no limit].'
+complete -c devmap -n '_shtab_devmap_using check' -l fix -d 'Write a repaired map beside the given one.'
+complete -c devmap -n '_shtab_devmap_using check' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'Where --fix writes, - for stdout [default: *.fixed.json].'
+complete -c devmap -n '_shtab_devmap_using check' -l revision -x -d 'A branch, tag or commit of the hub model.'
+complete -c devmap -n '_shtab_devmap_using check' -l trust-remote-code -d 'Run the model code that comes with the model'"'"'s repository.'
+complete -c devmap -n '_shtab_devmap_using check' -l json -d 'Print one JSON document on stdout and nothing else.'
+complete -c devmap -n '_shtab_devmap_using check' -s h -l help -d 'Show this message and exit.'
 complete -c devmap -n '_shtab_devmap_using; and test $_shtab_devmap_npos -eq 0' -a run -d 'Load a model with a map, generate, and show what it took beside what was planned.'
 complete -c devmap -n '_shtab_devmap_using run' -l map -xka "(__fish_complete_path (commandline -ct))" -d 'The map to load with; - reads it from standard input.'
 complete -c devmap -n '_shtab_devmap_using run' -l model -xka "(__fish_complete_directories)" -d 'The model, for a map that does not name one, or another copy.'

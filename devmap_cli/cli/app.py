@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from devmap_cli import __version__
+from devmap_cli.cli.check import check
 from devmap_cli.cli.inspect import inspect
 from devmap_cli.cli.plan import plan
 from devmap_cli.cli.run import run
@@ -38,5 +39,5 @@ def root(
     """Plan, check and run Hugging Face device maps."""
 
 
-for command in (inspect, plan, run):
+for command in (inspect, plan, check, run):
     app.command(name=command.__name__)(command)

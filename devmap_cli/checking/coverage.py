@@ -1,13 +1,14 @@
-"""The judge: what is wrong with a device map, derived anew from the map and the model alone."""
+"""What a look at a map and the model's description shows: coverage, overlaps, cut blocks, ties, weights over budget."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from devmap_cli.devices.device import CPU, Device
+from devmap_cli.checking.findings import Finding, entry, listing
+from devmap_cli.checking.neighbours import neighbour
+from devmap_cli.devices.device import DISK, Device
 from devmap_cli.model.names import is_ancestor, join, owner
 from devmap_cli.units import format_bytes
 
@@ -15,36 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from devmap_cli.model.spec import ModelSpec, ModuleSpec, TensorSpec
-
-Code = Literal[
-    "uncovered-parameter",
-    "uncovered-buffer",
-    "unmatched-key",
-    "overlapping-keys",
-    "split-block",
-    "split-tie",
-    "over-budget",
-]
-Severity = Literal["error", "warning"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing wrong with a map.
-
-    Args:
-        code: what kind of thing; stable, for scripts.
-        severity: an error forbids a run; a warning does not.
-        module: the module, tensor or key that it is about, or the device of an overfull one.
-        message: what is wrong, one line.
-        fix: the change to the map that would mend it, one line.
-    """
-
-    code: Code
-    severity: Severity
-    module: str
-    message: str
-    fix: str
 
 
 def check_map(
@@ -81,25 +52,28 @@ def weights_by_device(device_map: Mapping[str, Device], spec: ModelSpec) -> dict
 def _uncovered(device_map: Mapping[str, Device], spec: ModelSpec) -> Iterator[Finding]:
     """The largest modules that the map leaves out whole, and lone tensors of those it names only in part."""
 
-    matched = _names(spec) & device_map.keys()
+    matched = part_names(spec) & device_map.keys()
 
     def visit(fqn: str, module: ModuleSpec) -> Iterator[Finding]:
         if owner(fqn, device_map) is not None:
             return
         if not any(is_ancestor(fqn, key) for key in matched):
-            yield from _left_out(fqn, [tensor for _, inner in module.walk() for tensor in inner.tensors], device_map)
+            tensors = [tensor for _, inner in module.walk() for tensor in inner.tensors]
+            yield from _left_out(fqn, tensors, device_map, spec)
             return
         for tensor in module.tensors:
             name = join(fqn, tensor.name)
             if name not in device_map:
-                yield from _left_out(name, [tensor], device_map)
+                yield from _left_out(name, [tensor], device_map, spec)
         for child in module.children:
             yield from visit(join(fqn, child.name), child)
 
     return visit("", spec.root)
 
 
-def _left_out(name: str, tensors: list[TensorSpec], device_map: Mapping[str, Device]) -> Iterator[Finding]:
+def _left_out(
+    name: str, tensors: list[TensorSpec], device_map: Mapping[str, Device], spec: ModelSpec
+) -> Iterator[Finding]:
     if not tensors:
         return
     num_parameters = sum(not tensor.is_buffer for tensor in tensors)
@@ -114,22 +88,23 @@ def _left_out(name: str, tensors: list[TensorSpec], device_map: Mapping[str, Dev
         "error",
         name,
         f"{name or 'the whole model'} has no device ({' and '.join(parts)}, {size})",
-        f"add {_entry(name, _neighbour(name, device_map))}",
+        f"add {entry(name, neighbour(name, device_map, spec))}",
+        left_on_cpu(device_map, has_parameters=num_parameters > 0),
     )
 
 
-def _neighbour(name: str, device_map: Mapping[str, Device]) -> Device:
-    """The device of the key that shares the longest beginning with `name`, the first of equals."""
+def left_on_cpu(device_map: Mapping[str, Device], *, has_parameters: bool = True) -> str:
+    """What from_pretrained does with a module that no key names, in words.
 
-    def shared_parts(key: str) -> int:
-        pairs = zip(key.split("."), name.split("."), strict=False)
-        return next((index for index, (left, right) in enumerate(pairs) if left != right), len(key.split(".")))
-
-    return device_map[max(device_map, key=shared_parts)] if device_map else CPU
+    transformers' `expand_device_map` falls back to the cpu; accelerate's `check_device_map`, asked only where there are
+    several devices or disk, accepts that for buffers that are not saved.
+    """
+    refused = has_parameters and (len(set(device_map.values())) > 1 or DISK in device_map.values())
+    return f"transformers leaves it on the cpu{', and accelerate then refuses the map' if refused else ''}"
 
 
 def _unmatched_keys(device_map: Mapping[str, Device], spec: ModelSpec) -> Iterator[Finding]:
-    names = _names(spec)
+    names = part_names(spec)
     for key in device_map:
         if key not in names:
             alike = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
@@ -139,7 +114,8 @@ def _unmatched_keys(device_map: Mapping[str, Device], spec: ModelSpec) -> Iterat
                 "warning",
                 key,
                 f"{key} names no part of {spec.class_name}",
-                f"rename it to {close[0]}" if close else "remove it",
+                f"rename it to {close[0]}" if close and close[0] not in device_map else "remove it",
+                "harmless: transformers ignores it",
             )
 
 
@@ -153,26 +129,42 @@ def _overlapping_keys(device_map: Mapping[str, Device]) -> Iterator[Finding]:
                 "error" if differs else "warning",
                 key,
                 f"{key} is on {device.label}, and inside {outer or 'the root'}, on {device_map[outer].label}",
-                f"replace {_entry(outer, device_map[outer])} by its parts" if differs else f"remove {json.dumps(key)}",
+                f"replace {entry(outer, device_map[outer])} by its parts" if differs else f"remove {json.dumps(key)}",
+                "the longer name decides",
             )
+
+
+def bytes_by_device(fqn: str, module: ModuleSpec, device_map: Mapping[str, Device]) -> dict[Device, int]:
+    """Bytes of `module`, named `fqn`, on each device that holds some of it, in definition order."""
+    sizes: dict[Device, int] = {}
+    for inner_fqn, inner in module.walk(fqn):
+        for tensor in inner.tensors:
+            key = owner(join(inner_fqn, tensor.name), device_map)
+            if key is not None:
+                sizes[device_map[key]] = sizes.get(device_map[key], 0) + tensor.num_bytes
+    return sizes
+
+
+def is_whole(module: ModuleSpec) -> bool:
+    """Whether all of `module` belongs on one device: blocks, and modules that compute with their own tensors alone."""
+    return module.no_split or not module.children
 
 
 def _split_blocks(device_map: Mapping[str, Device], spec: ModelSpec) -> Iterator[Finding]:
     def visit(fqn: str, module: ModuleSpec) -> Iterator[Finding]:
-        if not module.no_split:
+        if not is_whole(module):
             for child in module.children:
                 yield from visit(join(fqn, child.name), child)
             return
-        tensors = (join(inner_fqn, tensor.name) for inner_fqn, inner in module.walk(fqn) for tensor in inner.tensors)
-        keys = (owner(tensor, device_map) for tensor in tensors)
-        devices = list(dict.fromkeys(device_map[key] for key in keys if key is not None))
-        if len(devices) > 1:
+        sizes = bytes_by_device(fqn, module, device_map)
+        if len(sizes) > 1:
             yield Finding(
                 "split-block",
                 "error",
                 fqn,
-                f"{fqn} ({module.class_name}) may not be split, and is on {_listing(devices)}",
-                f"put it on one device: {_entry(fqn, devices[0])}",
+                f"{fqn} ({module.class_name}) may not be split, and is on {listing(sizes)}",
+                f"put it on one device: {entry(fqn, max(sizes, key=lambda device: sizes[device]))}",
+                "sums within it meet tensors of different devices",
             )
 
     return visit("", spec.root)
@@ -188,8 +180,9 @@ def _split_ties(device_map: Mapping[str, Device], spec: ModelSpec) -> Iterator[F
                 "split-tie",
                 "error",
                 group[0],
-                f"{' and '.join(group)} share their weights, and are on {_listing(devices)}",
-                f"put them on one device: {_entry(last, devices[0])}",
+                f"{' and '.join(group)} share their weights, and are on {listing(devices)}",
+                f"put them on one device: {entry(last, devices[0])}",
+                "each of the devices holds a copy when it computes",
             )
 
 
@@ -204,18 +197,10 @@ def _over_budget(device_map: Mapping[str, Device], spec: ModelSpec, budgets: Map
                 f"{device.label} gets {format_bytes(weights_bytes)} of weights: {format_bytes(missing_bytes)}"
                 f" over its budget of {format_bytes(budgets[device])}",
                 f"move {format_bytes(missing_bytes)} or more from {device.label} to another device",
+                "loading runs out of memory",
             )
 
 
-def _names(spec: ModelSpec) -> set[str]:
+def part_names(spec: ModelSpec) -> set[str]:
     """All names that a key of a map may have: modules and, for those held by a split module, tensors."""
     return {fqn for fqn, _ in spec.modules()} | {name for name, _ in spec.tensors()}
-
-
-def _entry(name: str, device: Device) -> str:
-    """The map's line for `name`, as JSON writes it."""
-    return f"{json.dumps(name)}: {json.dumps(device.map_value)}"
-
-
-def _listing(devices: list[Device]) -> str:
-    return " and ".join(device.label for device in devices)

@@ -7,61 +7,8 @@ import pytest
 
 from devmap_cli.checking import Finding, check_map, weights_by_device
 from devmap_cli.devices.device import Device
-from devmap_cli.model.spec import ModelSpec, ModuleSpec, TensorSpec
-
-GPU_0, GPU_1, CPU = Device.parse("0"), Device.parse("1"), Device.parse("cpu")
-
-
-def tensor(name: str, num_bytes: int, *, is_buffer: bool = False) -> TensorSpec:
-    return TensorSpec(name, (num_bytes // 4,), "float32", num_bytes, is_buffer)
-
-
-def layer(name: str) -> ModuleSpec:
-    """100 bytes: 60 of attention and 40 of MLP."""
-    return ModuleSpec(
-        name,
-        "Layer",
-        children=(
-            ModuleSpec("attn", "Attention", (tensor("weight", 60),)),
-            ModuleSpec("mlp", "Mlp", (tensor("weight", 40),)),
-        ),
-        no_split=True,
-    )
-
-
-# 200 embedding + 11 layers of 100 + 8 norm + 16 rotary buffer = 1,324 bytes; lm_head shares the embedding's 200
-SPEC = ModelSpec(
-    model_id="toy",
-    revision=None,
-    class_name="Toy",
-    model_type="toy",
-    dtype="float32",
-    root=ModuleSpec(
-        "",
-        "Toy",
-        children=(
-            ModuleSpec(
-                "model",
-                "Base",
-                children=(
-                    ModuleSpec("embed", "Embedding", (tensor("weight", 200),)),
-                    ModuleSpec("layers", "ModuleList", children=tuple(layer(str(index)) for index in range(11))),
-                    ModuleSpec("norm", "Norm", (tensor("weight", 8),)),
-                    ModuleSpec("rotary_emb", "Rotary", (tensor("inv_freq", 16, is_buffer=True),)),
-                ),
-            ),
-            ModuleSpec("lm_head", "Linear", (tensor("weight", 200),)),
-        ),
-    ),
-    ties=(("model.embed.weight", "lm_head.weight"),),
-)
-WHOLE = {
-    "model.embed": GPU_0,
-    **{f"model.layers.{index}": GPU_0 if index < 5 else GPU_1 for index in range(11)},
-    "model.norm": GPU_1,
-    "model.rotary_emb": GPU_0,
-    "lm_head": GPU_0,
-}
+from devmap_cli.model.spec import ModelSpec, ModuleSpec
+from tests.checking.toy import CPU, GPU_0, GPU_1, SPEC, WHOLE, tensor
 
 
 def without(*keys: str) -> dict[str, Device]:
@@ -126,9 +73,11 @@ def test_a_map_of_another_model_leaves_the_whole_uncovered() -> None:
 
 
 def test_a_key_that_matches_nothing_is_a_warning_with_the_nearest_name() -> None:
-    finding = only(check_map({**WHOLE, "model.layer.10": GPU_1}, SPEC))
+    uncovered, finding = check_map({**without("model.layers.10"), "model.layer.10": GPU_1}, SPEC)
+    assert (uncovered.code, uncovered.module) == ("uncovered-parameter", "model.layers.10")
     assert (finding.code, finding.severity, finding.module) == ("unmatched-key", "warning", "model.layer.10")
     assert finding.fix == "rename it to model.layers.10"
+    assert only(check_map({**WHOLE, "model.layer.10": GPU_1}, SPEC)).fix == "remove it"
     assert only(check_map({**WHOLE, "zzz": GPU_1}, SPEC)).fix == "remove it"
 
 
@@ -143,6 +92,14 @@ def test_a_block_that_may_not_be_split() -> None:
     finding = only(check_map({**without("model.layers.3"), **parts}, SPEC))
     assert (finding.code, finding.severity, finding.module) == ("split-block", "error", "model.layers.3")
     assert "GPU 0 and GPU 1" in finding.message
+
+
+def test_a_module_that_computes_with_its_own_tensors_is_not_split_either() -> None:
+    root = ModuleSpec("", "Toy", children=(ModuleSpec("head", "Linear", (tensor("weight", 8), tensor("bias", 4))),))
+    spec = ModelSpec("toy", None, "Toy", "toy", "float32", root)
+    finding = only(check_map({"head.weight": GPU_0, "head.bias": GPU_1}, spec))
+    assert (finding.code, finding.module) == ("split-block", "head")
+    assert finding.fix == 'put it on one device: "head": 0'
 
 
 def test_a_block_named_by_its_parts_on_one_device_is_whole() -> None:

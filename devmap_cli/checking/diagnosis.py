@@ -1,0 +1,163 @@
+"""From what stopped a rehearsal to a finding: which module and line of the model, which devices, and what to move."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from devmap_cli.checking.coverage import bytes_by_device, is_whole
+from devmap_cli.checking.findings import Finding, entry, listing
+from devmap_cli.checking.forecast import Move
+from devmap_cli.checking.tracing import first_line, model_line
+from devmap_cli.devices.device import CPU, Device
+from devmap_cli.model.names import is_ancestor, owner, parent
+from devmap_cli.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from devmap_cli.model.spec import ModelSpec
+    from devmap_cli.simulation.rehearsal import Failure
+
+_MIXED = "Expected all tensors to be on the same device"
+_DEVICE_NAME = re.compile(r"\b(?:sim:(\d+)|cpu)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A model and a map, and how the simulation calls the map's devices: accelerators by their position."""
+
+    model: Any
+    spec: ModelSpec
+    device_map: Mapping[str, Device]
+
+    @property
+    def accelerators(self) -> list[Device]:
+        """The accelerators of the map, in order."""
+        return sorted({device for device in self.device_map.values() if device.is_accelerator})
+
+    def places(self) -> dict[str, int | str]:
+        """The map as the simulation takes it."""
+        index = {device: position for position, device in enumerate(self.accelerators)}
+        return {key: index.get(device, device.kind) for key, device in self.device_map.items()}
+
+    def device(self, name: str) -> Device:
+        """The device that the simulation calls `name`."""
+        return next(iter(self.named_in(name)), CPU)
+
+    def named_in(self, text: str) -> list[Device]:
+        """The devices that a text of the simulation names, each once."""
+        accelerators = self.accelerators
+        found = (accelerators[int(match[1])] if match[1] else CPU for match in _DEVICE_NAME.finditer(text))
+        return list(dict.fromkeys(found))
+
+    def origin(self, failure: Failure) -> str:
+        """What to call the place of the failure."""
+        return failure.module or self.spec.class_name
+
+    def line(self, failure: Failure) -> str:
+        """`, at file:line: source` of the model's code, or nothing."""
+        line = model_line(failure.error, self.model)
+        return f", at {line}" if line else ""
+
+    def cut_block(self, module: str) -> Move | None:
+        """The block around `module`, if it is on several devices, put where most of it is."""
+        for fqn, part in self.spec.modules():
+            if is_whole(part) and is_ancestor(fqn, module):
+                sizes = bytes_by_device(fqn, part, self.device_map)
+                return Move(fqn, max(sizes, key=lambda device: sizes[device])) if len(sizes) > 1 else None
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What a device would have to hold at its peak, and what it may, in bytes."""
+
+    device: Device
+    needed_bytes: int
+    weights_bytes: int
+    budget_bytes: int
+
+
+def out_of_memory(short: Shortage, phase: str, module: str = "") -> Finding:
+    """A device too small for the run, which ends in `phase`; `module` is the one that was computing."""
+    device, missing = short.device, format_bytes(short.needed_bytes - short.budget_bytes)
+    needed, weights = format_bytes(short.needed_bytes), format_bytes(short.weights_bytes)
+    return Finding(
+        "out-of-memory",
+        "error",
+        str(device.map_value),
+        f"{device.label} would take {needed} at its peak, {weights} of it weights: "
+        f"{missing} over its budget of {format_bytes(short.budget_bytes)}",
+        f"move {missing} or more from {device.label} elsewhere, or shorten the prompt",
+        f"the run ends in {phase}, out of memory on {device.label}{f', in {module}' if module else ''}",
+    )
+
+
+def is_mixed(failure: Failure) -> bool:
+    """Whether tensors met across devices."""
+    return _MIXED in str(failure.error)
+
+
+def mixed_devices(scene: Scene, failure: Failure, remedy: Move | None) -> Finding:
+    """Tensors that meet across devices; `remedy` is a move with which they don't."""
+    block = scene.cut_block(failure.module)
+    if block is not None:
+        fix = f"put it on one device: {entry(block.module, block.device)}"
+    elif remedy is not None:
+        fix = f"put {entry(remedy.module, remedy.device)}, with which a rehearsal gets through"
+    else:
+        fix = f"put what {failure.module or 'the model'} reads there on one device"
+    return Finding(
+        "mixed-devices",
+        "error",
+        failure.module,
+        f'{scene.origin(failure)} computes with tensors on {listing(scene.named_in(str(failure.error)))} ("{_MIXED}")',
+        fix,
+        f"the run ends in {failure.phase}{scene.line(failure)}",
+    )
+
+
+def moves(scene: Scene, module_order: Iterable[str], failure: Failure) -> Iterator[Move]:
+    """What may bring together tensors that met across devices; nothing where a cut block is the reason.
+
+    First the module that failed, then its parts, last run first; only such as the map names whole or not at all.
+    """
+    if scene.cut_block(failure.module) is not None:
+        return
+    parts = [name for name in module_order if name and parent(name) == failure.module]
+    for module in (failure.module, *reversed(parts)):
+        named_in_part = any(is_ancestor(module, key) and key != module for key in scene.device_map)
+        if module and not named_in_part and owner(module, scene.device_map) in (None, module):
+            for device in scene.named_in(str(failure.error)):
+                if device.is_accelerator and device != scene.device_map.get(module):
+                    yield Move(module, device)
+
+
+def run_fails(scene: Scene, failure: Failure) -> Finding:
+    """The model's code fails with this map, in another way than the others."""
+    return Finding(
+        "run-fails",
+        "error",
+        failure.module,
+        f"{scene.origin(failure)} fails with this map, and not on one device{scene.line(failure)}",
+        "place the module and its neighbours on one device",
+        f"the run ends{f' in {failure.phase}' if failure.phase else ''}: {_reason(failure)}",
+    )
+
+
+def not_rehearsed(scene: Scene, failure: Failure) -> Finding:
+    """The model's code fails in the simulation whatever the map."""
+    return Finding(
+        "not-rehearsed",
+        "warning",
+        failure.module,
+        f"the rehearsal does not get through {scene.origin(failure)} even on one device: {_reason(failure)}",
+        "try the map with: devmap run",
+        "memory and mixing of devices are not checked",
+    )
+
+
+def _reason(failure: Failure) -> str:
+    return f"{type(failure.error).__name__}: {first_line(failure.error)}"

@@ -1,0 +1,122 @@
+"""What the placement of layers means for a run: hops between devices, layers off the GPUs, quantized layers there."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from devmap_cli.checking.findings import Finding, listing
+from devmap_cli.model.names import is_ancestor, owner, parent
+from devmap_cli.model.quantization.scheme import quantization_in_map
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from devmap_cli.devices.device import Device
+    from devmap_cli.model.spec import ModelSpec
+
+_NO_KERNELS = "its kernels run on GPUs only"
+_REFUSED = "transformers refuses such a map"
+_OFF_GPU = {
+    "awq": _NO_KERNELS,
+    "gptq": _NO_KERNELS,
+    "bitsandbytes": f"{_REFUSED} unless llm_int8_enable_fp32_cpu_offload is set, which keeps the module in 32 bits",
+    "bitnet": _REFUSED,
+    "eetq": _REFUSED,
+    "higgs": _REFUSED,
+    "hqq": _REFUSED,
+    "quanto": _REFUSED,
+}
+"""What becomes of a map with cpu or disk, by `quant_method`.
+
+Source: `validate_environment` of transformers' quantizers; for AWQ and GPTQ, the kernels that gptqmodel has for a model
+that is spread over devices.
+"""
+
+
+def check_layers(device_map: Mapping[str, Device], spec: ModelSpec) -> tuple[Finding, ...]:
+    """What is wrong with where the map puts layers (the modules that may not be split).
+
+    Args:
+        device_map: in today's names; layers that it does not cover are passed over.
+    """
+    places = _places(device_map, spec)
+    quantization = quantization_in_map(spec.quantization)
+    return (
+        *(_quantized_off_gpu(device_map, places, quantization.method) if quantization else ()),
+        *_back_and_forth(places),
+        *(_mostly_off_gpu(places) if any(device.is_accelerator for device in device_map.values()) else ()),
+    )
+
+
+def _places(device_map: Mapping[str, Device], spec: ModelSpec) -> dict[str, Device]:
+    """The device of each layer that lies on one, in execution order, those that the order does not know last."""
+    layers = [fqn for fqn, module in spec.modules() if module.no_split]
+    position = {fqn: index for index, fqn in enumerate(spec.execution_order)}
+    places = {}
+    for fqn in sorted(layers, key=lambda fqn: position.get(fqn, len(position))):
+        key = owner(fqn, device_map)
+        if key is not None:
+            places[fqn] = device_map[key]
+    return places
+
+
+def _quantized_off_gpu(
+    device_map: Mapping[str, Device], places: Mapping[str, Device], method: str
+) -> Iterator[Finding]:
+    consequence = _OFF_GPU.get(method)
+    devices = set(device_map.values())
+    if consequence is None or not any(device.is_accelerator for device in devices):
+        return
+    for key, device in device_map.items():
+        holds_layers = any(is_ancestor(key, fqn) or is_ancestor(fqn, key) for fqn in places)
+        if not device.is_accelerator and (holds_layers or consequence != _NO_KERNELS):
+            yield Finding(
+                "quantized-on-cpu",
+                "error",
+                key,
+                f"{key or 'the whole model'} of this {method} model is on {device.label}",
+                "put it on a GPU",
+                consequence,
+            )
+
+
+def _back_and_forth(places: Mapping[str, Device]) -> Iterator[Finding]:
+    """Per stack of layers, as towers run one after the other: devices that the run leaves and comes back to."""
+    main = next((device for device in places.values() if device.is_accelerator), None)
+    for stack, layers in _stacks(places).items():
+        computing = [places[fqn] if places[fqn].is_accelerator else main or places[fqn] for fqn in layers]
+        runs = [device for device, _ in groupby(computing)]
+        needed = len(set(runs)) - 1
+        if len(runs) - 1 > needed:
+            shown = " → ".join(device.label for device in runs[:5]) + (" → …" if len(runs) > 5 else "")
+            yield Finding(
+                "back-and-forth",
+                "warning",
+                stack,
+                f"the layers of {stack} go {shown}",
+                "give each device layers that follow each other",
+                f"{len(runs) - 1} crossings for every token where {needed} would do",
+            )
+
+
+def _mostly_off_gpu(places: Mapping[str, Device]) -> Iterator[Finding]:
+    off = [fqn for fqn, device in places.items() if not device.is_accelerator]
+    if off and 3 * len(off) >= len(places):
+        devices = dict.fromkeys(places[fqn] for fqn in off)
+        stacks = _stacks(dict.fromkeys(off))
+        yield Finding(
+            "mostly-on-cpu",
+            "warning",
+            max(stacks, key=lambda stack: len(stacks[stack])),
+            f"{len(off)} of {len(places)} layers are on {listing(devices)}",
+            "take a smaller dtype, a quantized model or more GPUs",
+            "their weights cross to a GPU for every token, which decides the speed",
+        )
+
+
+def _stacks(places: Mapping[str, object]) -> dict[str, Sequence[str]]:
+    stacks: dict[str, list[str]] = {}
+    for fqn in places:
+        stacks.setdefault(parent(fqn), []).append(fqn)
+    return {stack: tuple(layers) for stack, layers in stacks.items()}

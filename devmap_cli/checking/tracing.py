@@ -1,0 +1,43 @@
+"""From an error that a rehearsal ended with to the line of the model's code that it came from."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def model_line(error: BaseException, model: Any) -> str | None:
+    """`file:line: source` of the innermost frame in a file that defines one of the model's classes, or None.
+
+    The file is named from its package on.
+    """
+    files = frozenset(_files(model))
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename in files:
+            found = frame, line
+    if found is None:
+        return None
+    frame, line = found
+    file = str(frame.f_globals.get("__name__", frame.f_code.co_filename)).replace(".", "/")
+    source = linecache.getline(frame.f_code.co_filename, line).strip()
+    return f"{file}.py:{line}: {source}"
+
+
+def _files(model: Any) -> Iterator[str]:
+    """Files of the classes of the model's modules, without those of torch."""
+    for name in {type(module).__module__ for module in model.modules()}:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and not name.startswith("torch."):
+            yield file
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, with its type where there is none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

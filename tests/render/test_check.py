@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from devmap_cli.checking.findings import Finding
+from devmap_cli.checking.repair import Change
+from devmap_cli.devices.device import Device
+from devmap_cli.render.check import change_lines, grouped
+
+GPU_0, GPU_1 = Device.parse(0), Device.parse(1)
+
+
+def left_out(name: str, device: int = 0) -> Finding:
+    return Finding(
+        "uncovered-parameter",
+        "error",
+        name,
+        f"{name} has no device (2 parameters, 1.3 GiB)",
+        f'add "{name}": {device}',
+    )
+
+
+def test_equal_layers_are_one_finding() -> None:
+    findings = [left_out(f"model.layers.{index}") for index in (0, 1, 2, 3, 10)]
+    (finding,) = grouped(findings)
+    assert finding.module == "model.layers.0-3,10"
+    assert finding.message == "model.layers.0-3,10 has no device (2 parameters, 1.3 GiB) each"
+    assert finding.fix == 'add "model.layers.0-3,10": 0'
+
+
+def test_layers_of_different_devices_or_lists_are_apart() -> None:
+    names = ["a.layers.0", "a.layers.1", "b.layers.0"]
+    findings = [*map(left_out, names), left_out("a.layers.2", 1)]
+    assert [finding.module for finding in grouped(findings)] == ["a.layers.0-1", "b.layers.0", "a.layers.2"]
+
+
+def test_a_single_finding_stays_as_it_is() -> None:
+    findings = [left_out("model.layers.3.mlp"), left_out("lm_head")]
+    assert list(grouped(findings)) == findings
+
+
+def test_numbers_of_sizes_are_no_layers() -> None:
+    (finding,) = grouped([left_out("model.layers.3")])
+    assert "1.3 GiB" in finding.message
+    both = [left_out("model.layers.3"), left_out("model.layers.4")]
+    assert [finding.module for finding in grouped(both)] == ["model.layers.3-4"]
+
+
+def test_both_names_of_a_renamed_layer_are_told() -> None:
+    findings = [
+        Finding(
+            "old-name", "warning", f"h.{index}", f"h.{index} is now model.h.{index}", f"rename it to model.h.{index}"
+        )
+        for index in range(3)
+    ]
+    (finding,) = grouped(findings)
+    assert (finding.message, finding.fix) == ("h.0-2 is now model.h.0-2", "rename it to model.h.0-2")
+
+
+def test_equal_changes_are_one_line() -> None:
+    changes = [
+        *(Change(f"model.h.{index}", GPU_0, f"was h.{index}") for index in range(3)),
+        Change("model.h.3", GPU_1, "was h.3"),
+        Change("h.9", None, "names no part of the model"),
+    ]
+    assert change_lines(changes) == [
+        "fixed  model.h.0-2 → GPU 0: was h.0-2",
+        "fixed  model.h.3 → GPU 1: was h.3",
+        "fixed  h.9 removed: names no part of the model",
+    ]
