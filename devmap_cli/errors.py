@@ -58,3 +58,9 @@ class FindingsError(DevmapError):
     """The map has findings that forbid going on."""
 
     exit_code = EXIT_NO
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something, without a final full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from devmap_cli.checking.coverage import bytes_by_device, is_whole
 from devmap_cli.checking.findings import Finding, entry, listing
 from devmap_cli.checking.forecast import Move
-from devmap_cli.checking.tracing import first_line, model_line
+from devmap_cli.checking.tracing import model_line
 from devmap_cli.devices.device import CPU, Device
+from devmap_cli.errors import first_line
 from devmap_cli.model.names import is_ancestor, owner, parent
 from devmap_cli.units import format_bytes
 

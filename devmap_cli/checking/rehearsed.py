@@ -10,8 +10,7 @@ from devmap_cli.checking import diagnosis
 from devmap_cli.checking.coverage import weights_by_device
 from devmap_cli.checking.diagnosis import Scene
 from devmap_cli.checking.forecast import PHASES, Copy, DeviceForecast, Forecast, Move, PhasePeak
-from devmap_cli.checking.tracing import first_line
-from devmap_cli.errors import RequestError
+from devmap_cli.errors import RequestError, first_line
 from devmap_cli.model.names import owner
 
 if TYPE_CHECKING:

@@ -35,9 +35,3 @@ def _files(model: Any) -> Iterator[str]:
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is not None and not name.startswith("torch."):
             yield file
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something, with its type where there is none."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

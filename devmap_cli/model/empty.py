@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from devmap_cli.errors import RequestError, SurroundingsError
+from devmap_cli.errors import RequestError, SurroundingsError, first_line
 from devmap_cli.model.checkpoint import first_float_dtype
 
 if TYPE_CHECKING:
@@ -197,9 +197,3 @@ def _apply_dtype_plan(model: PreTrainedModel, dtype: torch.dtype) -> None:
         for pattern, kept in patterns:
             if pattern.search(name) and parameter.dtype != kept:
                 parameter.data = torch.empty_like(parameter, dtype=kept)
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text that says something, without a final full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from devmap_cli.devices.device import Device
-from devmap_cli.errors import DevmapError, OutOfMemoryError, RequestError, SurroundingsError
+from devmap_cli.errors import DevmapError, OutOfMemoryError, RequestError, SurroundingsError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,9 +137,3 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while seen is not None:
         yield seen
         seen = seen.__cause__ or seen.__context__
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something, without a final full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from devmap_cli.errors import RequestError, SurroundingsError
-from devmap_cli.running.failures import first_line
+from devmap_cli.errors import RequestError, SurroundingsError, first_line
 
 if TYPE_CHECKING:
     import torch
