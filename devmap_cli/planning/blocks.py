@@ -44,11 +44,13 @@ def blocks_of(spec: ModelSpec, kv_tokens: int, batch_size: int) -> tuple[Block, 
     index_of = {fqn: index for index, piece in enumerate(pieces) for fqn in piece.fqns}
     groups = _merged_by_ties(spec, index_of, len(pieces))
     kv_bytes = _kv_bytes(spec, index_of, kv_tokens, batch_size)
+    streamed = _streamed_bytes(spec, index_of)
     return tuple(
         Block(
             fqns=tuple(fqn for index in group for fqn in pieces[index].fqns),
             weights_bytes=sum(pieces[index].num_bytes for index in group),
             kv_cache_bytes=sum(kv_bytes[index] for index in group),
+            streamed_bytes=max(streamed[index] for index in group),
         )
         for group in groups
     )
@@ -107,6 +109,18 @@ class _Cutter:
     def _is_mostly_blocks(self, fqn: str) -> bool:
         """Whether never-cut modules below (not this one itself) hold most of the model's bytes."""
         return 2 * self.bytes_in_whole[fqn] > self.bytes_below[""]
+
+
+def _streamed_bytes(spec: ModelSpec, index_of: Mapping[str, int]) -> Counter[int]:
+    """The most that one module of each piece holds itself, tied tensors included: each module brings its own."""
+    streamed: Counter[int] = Counter()
+    for fqn, module in spec.modules():
+        own = sum(tensor.num_bytes for tensor in module.tensors)
+        keys = (fqn, *(join(fqn, tensor.name) for tensor in module.tensors))
+        index = next((index_of[key] for name in keys for key in _with_ancestors(name) if key in index_of), None)
+        if own and index is not None:
+            streamed[index] = max(streamed[index], own)
+    return streamed
 
 
 def _with_ancestors(fqn: str) -> Iterator[str]:

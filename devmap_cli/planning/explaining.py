@@ -13,6 +13,11 @@ def unused_reasons(placement: Placement) -> list[tuple[Device, str]]:
     return [(device, _reason(placement, device)) for device, _ in placement.budgets if device not in used]
 
 
+def unused_accelerators(placement: Placement) -> list[tuple[Device, str]]:
+    """Each accelerator that holds nothing, with the reason."""
+    return [(device, reason) for device, reason in unused_reasons(placement) if device.is_accelerator]
+
+
 def _reason(placement: Placement, device: Device) -> str:
     if not device.is_accelerator:
         where = "the accelerators" if placement.budgets.accelerators else CPU.label
@@ -21,6 +26,8 @@ def _reason(placement: Placement, device: Device) -> str:
     smallest = min((block.resident_bytes + block.transient_bytes for block in placement.blocks), default=0)
     if free < smallest:
         return f"too small: {format_bytes(max(0, free))} for blocks, the smallest takes {format_bytes(smallest)}"
+    if any(not place.is_accelerator for place in placement.devices):
+        return "no room there for the KV cache and the passing weights of what is offloaded"
     used = sum(1 for other in placement.budgets.accelerators if other in set(placement.devices))
     if placement.strategy == "fewest":
         return f"{used} {'accelerator holds' if used == 1 else 'accelerators hold'} all"

@@ -19,6 +19,8 @@ class Block:
         kv_cache_bytes: KV cache at the workload's final length.
         transient_bytes: the most that its forward needs beyond weights and KV cache; blocks run one after
             another, so a device needs the largest of them only.
+        streamed_bytes: the most weights that a single module in it holds itself; offloaded weights are brought to the
+            computing device module by module (accelerate's AlignDevicesHook), so that much must have room there.
         fixed: the device it must go to (a pin), or None.
     """
 
@@ -26,6 +28,7 @@ class Block:
     weights_bytes: int
     kv_cache_bytes: int = 0
     transient_bytes: int = 0
+    streamed_bytes: int = 0
     fixed: Device | None = None
 
     @property
@@ -93,17 +96,19 @@ class Placement:
     def memory(self, device: Device) -> MemoryBreakdown:
         """What `device` takes; no overhead where it holds nothing.
 
-        KV cache and activations are where a block computes, which for an offloaded one is the main device.
+        KV cache and activations are where a block computes, which for an offloaded one is the main device; the
+        weights that it brings there while it runs count as activations.
         """
         places = list(zip(self.blocks, self.devices, strict=True))
         held = [block for block, place in places if place == device]
-        computed = [block for block, place in places if self._computes(place) == device]
+        computed = [(block, place) for block, place in places if self._computes(place) == device]
         if not held and not computed:
             return MemoryBreakdown()
+        streamed = max((block.streamed_bytes for block, place in computed if place != device), default=0)
         return MemoryBreakdown(
             weights_bytes=sum(block.weights_bytes for block in held),
-            kv_cache_bytes=sum(block.kv_cache_bytes for block in computed),
-            activation_bytes=max((block.transient_bytes for block in computed), default=0),
+            kv_cache_bytes=sum(block.kv_cache_bytes for block, _ in computed),
+            activation_bytes=max((block.transient_bytes for block, _ in computed), default=0) + streamed,
             overhead_bytes=self.overhead_bytes.get(device, 0),
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.device import Device
+from devmap_cli.devices.device import DISK, Device
 from devmap_cli.mapfile import MapDevice, MapFile, MapModel, MapTransfer, MapWorkload
 from devmap_cli.model.cache import package_versions
 from devmap_cli.model.spec import ModelSpec
@@ -43,15 +43,28 @@ def make_plan(spec: ModelSpec, request: PlanRequest) -> Placement | Infeasible:
     tokens = 0 if request.weights_only else workload.prompt_tokens + workload.max_new_tokens
     blocks = blocks_of(spec, tokens, workload.batch_size)
     if request.weights_only:
-        blocks = tuple(replace(block, kv_cache_bytes=0, transient_bytes=0) for block in blocks)
-    return _plan_with_offloaded_cache(apply_pins(blocks, request.pins, spec), request)
+        blocks = tuple(replace(block, kv_cache_bytes=0, transient_bytes=0, streamed_bytes=0) for block in blocks)
+    return _plan_for_offloading(apply_pins(blocks, request.pins, spec), request)
 
 
-def _plan_with_offloaded_cache(blocks: tuple[Block, ...], request: PlanRequest) -> Placement | Infeasible:
-    """Plan, keeping room on the main device for the KV cache of what is offloaded.
+def _plan_for_offloading(blocks: tuple[Block, ...], request: PlanRequest) -> Placement | Infeasible:
+    """Plan, and where this leaves all accelerators empty, offload as `auto` does: it also skips blocks at the front."""
+    answer = _plan_with_room_to_stream(blocks, request)
+    if isinstance(answer, Placement) and set(answer.devices) == {DISK}:
+        return _disk_alone(answer)
+    idle = isinstance(answer, Placement) and not any(device.is_accelerator for device in answer.devices)
+    if idle and request.budgets.accelerators and request.strategy != "auto":
+        other = _plan_with_room_to_stream(blocks, replace(request, strategy="auto"))
+        if isinstance(other, Placement) and any(device.is_accelerator for device in other.devices):
+            return replace(other, strategy=request.strategy)
+    return answer
+
+
+def _plan_with_room_to_stream(blocks: tuple[Block, ...], request: PlanRequest) -> Placement | Infeasible:
+    """Plan, keeping room on the main device for the KV cache and the passing weights of what is offloaded.
 
     How much that is shows only in a plan, so plans are made with more room kept until one holds; what is kept only
-    grows, and the whole cache is its limit.
+    grows, and the whole cache and the largest module are its limit.
     """
     kept: dict[Device, int] = {}
     while True:
@@ -64,6 +77,17 @@ def _plan_with_offloaded_cache(blocks: tuple[Block, ...], request: PlanRequest) 
         if over <= 0 or main not in request.budgets.devices:
             return replace(answer, budgets=request.budgets)
         kept[main] = kept.get(main, 0) + over
+
+
+def _disk_alone(placement: Placement) -> Infeasible:
+    """The answer where no device could compute: disk holds weights and nothing else."""
+    main = placement.main_device
+    budgets = placement.budgets
+    largest = max(budgets.accelerators, key=budgets.get, default=main)
+    needed = placement.memory(main).peak_bytes
+    missing = needed - budgets.get(largest)
+    reason = "no device that computes has room for the KV cache and the weights passing through"
+    return Infeasible(placement.strategy, reason, needed, budgets.get(largest), max(1, missing), largest, largest)
 
 
 def map_file(spec: ModelSpec, request: PlanRequest, placement: Placement) -> MapFile:

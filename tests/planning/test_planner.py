@@ -42,20 +42,29 @@ def planned(budgets: dict[Device, int], strategy: str = "sequential") -> Placeme
 
 
 @pytest.mark.parametrize("strategy", ["auto", "balanced", "sequential"])
-def test_cache_of_layers_on_cpu_is_charged_to_the_gpu_that_computes_them(strategy: str) -> None:
-    # 250 bytes: 2 layers are 240 with their own cache, and 280 with that of the 2 on cpu; so only 1 layer: 180
-    answer = planned({GPU: 250, CPU: 1000}, strategy)
+def test_what_layers_on_cpu_need_is_charged_to_the_gpu_that_computes_them(strategy: str) -> None:
+    # the cache of all 4 layers is 80, and one offloaded layer at a time passes through: 100;
+    # 290 bytes hold 1 layer beside that: 100 + 80 + 100 = 280
+    answer = planned({GPU: 290, CPU: 1000}, strategy)
     gpu, cpu = answer.memory(GPU), answer.memory(CPU)
-    assert (gpu.weights_bytes, gpu.kv_cache_bytes) == (100, 80)
-    assert (cpu.weights_bytes, cpu.kv_cache_bytes) == (300, 0)
-    assert answer.budgets[GPU] == 250
+    assert (gpu.weights_bytes, gpu.kv_cache_bytes, gpu.activation_bytes) == (100, 80, 100)
+    assert (cpu.weights_bytes, cpu.kv_cache_bytes, cpu.activation_bytes) == (300, 0, 0)
+    assert answer.budgets[GPU] == 290
 
 
-def test_cache_of_layers_on_disk_is_charged_to_the_cpu_where_nothing_else_computes() -> None:
+def test_what_layers_on_disk_need_is_charged_to_the_cpu_where_nothing_else_computes() -> None:
     answer = planned({CPU: 290, DISK: 1000})
     cpu, disk = answer.memory(CPU), answer.memory(DISK)
-    assert (cpu.weights_bytes, cpu.kv_cache_bytes) == (200, 80)
-    assert (disk.weights_bytes, disk.kv_cache_bytes) == (200, 0)
+    assert (cpu.weights_bytes, cpu.kv_cache_bytes, cpu.activation_bytes) == (100, 80, 100)
+    assert (disk.weights_bytes, disk.kv_cache_bytes) == (300, 0)
+
+
+def test_disk_alone_computes_nothing() -> None:
+    # 179 bytes have no room for the cache, 80, and one layer passing through, 100
+    answer = make_plan(model(), PlanRequest("sequential", Budgets.of({GPU: 179, DISK: 1000}), WORKLOAD))
+    assert isinstance(answer, Infeasible)
+    assert (answer.device, answer.needed_bytes, answer.missing_bytes) == (GPU, 180, 1)
+    assert isinstance(make_plan(model(), PlanRequest("sequential", Budgets.of({DISK: 1000}), WORKLOAD)), Infeasible)
 
 
 def test_a_gpu_that_cannot_hold_the_cache_of_what_is_offloaded_is_left_out() -> None:
@@ -74,12 +83,12 @@ def test_weights_only_counts_no_cache() -> None:
 
 
 def test_map_file_figures_are_the_placements() -> None:
-    request = PlanRequest("balanced", Budgets.of({GPU: 250, CPU: 1000}), WORKLOAD)
+    request = PlanRequest("balanced", Budgets.of({GPU: 290, CPU: 1000}), WORKLOAD)
     answer = make_plan(model(), request)
     assert isinstance(answer, Placement)
     document = map_file(model(), request, answer).to_document()
     by_device = {item["device"]: item for item in document["devices"]}
-    assert by_device[0]["peak_bytes"] == 180
-    assert by_device[0]["free_bytes"] == 70
+    assert by_device[0]["peak_bytes"] == 280
+    assert by_device[0]["free_bytes"] == 10
     assert sum(item["weights_bytes"] for item in document["devices"]) == 400
     assert list(document["device_map"]) == [f"layers.{index}" for index in range(LAYERS)]
