@@ -62,8 +62,9 @@ def simulated_devices(
     """Simulate devices `sim:0`, `sim:1`, ... of `capacities` bytes; an integer device means one of them.
 
     `compute_capability` decides between attention kernels. Tensors hold real numbers unless other `numbers` are given.
-    The device type stays registered with PyTorch when the simulation ends, but has no devices then. Raises
-    RuntimeError if a simulation is running already.
+    The device type stays registered with PyTorch when the simulation ends, but has no devices then: PyTorch still takes
+    it for the accelerator that an integer means, so real ones are used in another process or by name ("cuda:0").
+    Raises RuntimeError if a simulation is running already.
     """
     _register_once()
     devices = [
@@ -107,7 +108,10 @@ def _device_module() -> types.ModuleType:
     module.is_initialized = module.is_available
     module.device_count = num_active_devices
     module.current_device = lambda: 0
-    module.manual_seed_all = lambda _seed: None  # random numbers come from the CPU's generator
+    # Random numbers come from the CPU's generator, which PyTorch seeds itself.
+    module.manual_seed_all = lambda _seed: None
+    module.get_rng_state = lambda _device=None: torch.get_rng_state()
+    module.set_rng_state = lambda state, _device=None: torch.set_rng_state(state)
     module._is_in_bad_fork = lambda: False
     module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
     module.synchronize = lambda _device=None: None

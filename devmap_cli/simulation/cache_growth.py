@@ -29,24 +29,24 @@ def grow(cache: Any, num_tokens: int) -> None:
         if not getattr(layer, "is_initialized", True) or _length(layer) == 0:
             continue
         length = _length(layer)
-        for name, value in list(vars(layer).items()):
-            if isinstance(value, torch.Tensor) and value.dim() >= 3:
-                _grow_tensor(layer, name, length, num_tokens)
+        # Names only: whoever holds the old tensors here keeps them in memory.
+        for name in [name for name, value in vars(layer).items() if isinstance(value, torch.Tensor)]:
+            _grow_tensor(layer, name, length, num_tokens)
         if hasattr(layer, "cumulative_length") and isinstance(layer.cumulative_length, int):
             layer.cumulative_length += num_tokens
 
 
 def _grow_tensor(layer: Any, name: str, length: int, num_tokens: int) -> None:
+    """Keys, values, and what else has a row per token in its last dimension but one."""
     tensor = getattr(layer, name)
+    if tensor.dim() < 3 or tensor.shape[-2] != length:
+        return
     window = getattr(layer, "sliding_window", None)
-    for dim in (tensor.dim() - 2, 1):
-        if tensor.shape[dim] == length:
-            kept = length + num_tokens if window is None else min(length + num_tokens, window)
-            size = [*tensor.shape[:dim], kept, *tensor.shape[dim + 1 :]]
-            grown = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
-            # A window keeps a view of all but its oldest token.
-            setattr(layer, name, grown if window is None or kept < window else grown.narrow(dim, 1, window - 1))
-            return
+    kept = length + num_tokens if window is None else min(length + num_tokens, window)
+    grown = torch.empty([*tensor.shape[:-2], kept, tensor.shape[-1]], dtype=tensor.dtype, device=tensor.device)
+    if kept == window:
+        grown = grown[..., 1:, :]  # a full window keeps a view of all but its oldest token
+    setattr(layer, name, grown)
 
 
 def _length(layer: Any) -> int:

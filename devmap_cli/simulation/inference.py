@@ -32,7 +32,10 @@ def infer(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> 
     recipe = _recipes.get(key)
     if recipe is not None:
         return _make(recipe, tensors)
-    results = func(*args, **kwargs)
+    try:
+        results = func(*args, **kwargs)
+    except NotImplementedError as error:
+        raise NotImplementedError(f"PyTorch does not infer what {func} results in") from error
     try:
         recipe = _recipe(results, tensors)
     except _NotReproducibleError:

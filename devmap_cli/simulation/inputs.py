@@ -39,7 +39,7 @@ def make_inputs(config: Any, workload: Workload) -> dict[str, torch.Tensor]:
 
     Raises ValueError for images that the model cannot take, or that take more tokens than the prompt has.
     """
-    if config.model_type == "whisper":
+    if config.model_type == "whisper" and config.is_encoder_decoder:  # its decoder alone takes text
         frames = 2 * config.max_source_positions  # the encoder halves them
         return {"input_features": torch.zeros(workload.batch_size, config.num_mel_bins, frames)}
     if not workload.images:

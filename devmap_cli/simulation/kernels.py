@@ -114,7 +114,9 @@ def _place(tensor: torch.Tensor) -> str:
 def _histc(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """CUDA counts integers too; mixture-of-experts code counts the tokens of each expert so."""
     source = args[0]
-    if source.is_floating_point():
+    call = Call(func, args, kwargs)
+    if source.is_floating_point() or call.device is None:
         return run_plainly(func, args, kwargs)
-    counts = run_plainly(func, (source.double(), *args[1:]), kwargs)
-    return counts.to(source.dtype)
+    call.args[0] = call.args[0].double()
+    counts = call.device.machine.numbers.compute(call)
+    return call.lift(counts.to(source.dtype))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from devmap_cli.simulation.shapes import Shapes, tensors_among
+from devmap_cli.simulation.shapes import Shapes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ class RealNumbers:
 
     def compute(self, call: Call) -> Any:
         """The CPU's result."""
-        if any(tensor.is_meta for tensor in tensors_among(call.args)):
+        if any(tensor.is_meta for tensor in call.tensors):
             return self._shapes.compute(call)
         return call.func(*call.args, **call.kwargs)
 

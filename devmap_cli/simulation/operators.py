@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from devmap_cli.simulation.machine import DEVICE_TYPE, Allocation, SimulatedDevice, active_machine
-from devmap_cli.simulation.scratch import USES_MATMUL_LIBRARY, scratch_bytes
+from devmap_cli.simulation.scratch import SCRATCH_RULES, USES_MATMUL_LIBRARY
 from devmap_cli.simulation.tensor import DeviceTensor
 
 if TYPE_CHECKING:
@@ -49,35 +49,50 @@ _TAKES_HOST_INDICES = frozenset(
 )
 
 
+class _Traits:
+    """What there is to know of an operator, looked up once."""
+
+    __slots__ = ("is_composite", "is_mutable", "kernel", "scratch_bytes", "uses_matmul_library")
+
+    def __init__(self, func: Any) -> None:
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+        name = func.name()
+        self.kernel = KERNELS.get(func)
+        self.is_composite = has_kernel(name, "CompositeImplicitAutograd") and not has_kernel(name, "PrivateUse1")
+        self.is_mutable = func._schema.is_mutable
+        self.scratch_bytes = SCRATCH_RULES.get(func)
+        self.uses_matmul_library = func in USES_MATMUL_LIBRARY
+
+
+_traits = cache(_Traits)
+
+
+_PLAIN = frozenset({int, float, bool, type(None), torch.dtype, torch.layout, torch.memory_format, str})
+"""Types of arguments that are the same on every device."""
+
+
 def run_operator(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `func` on arguments among which simulated tensors or devices are."""
-    kernel = KERNELS.get(func)
-    if kernel is not None:
-        return kernel(func, args, kwargs)
-    if _is_composite(func):
+    traits = _traits(func)
+    if traits.kernel is not None:
+        return traits.kernel(func, args, kwargs)
+    if traits.is_composite:  # only if a kernel here calls it: other calls arrive as the operators it is made of
         return func.decompose(*args, **kwargs)
     return run_plainly(func, args, kwargs)
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    """Whether `func` is to be run as the operators it is made of; called by a kernel here, it arrives whole."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "PrivateUse1")
 
 
 def run_plainly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run `func` without regard to kernels of its own."""
     call = Call(func, args, kwargs)
-    if call.device is None:
-        return func(*call.args, **call.kwargs)
     device = call.device
-    if func in USES_MATMUL_LIBRARY:
+    if device is None:
+        return func(*call.args, **call.kwargs)
+    traits = _traits(func)
+    if traits.uses_matmul_library:
         device.open_matmul_library()
-    num_bytes = scratch_bytes(call)
-    scratch = Allocation(device, num_bytes) if num_bytes else None
+    scratch = None if traits.scratch_bytes is None else Allocation(device, traits.scratch_bytes(call))
     results = device.machine.numbers.compute(call)
-    if func._schema.is_mutable:
+    if traits.is_mutable:
         call.write_back(args, kwargs)
     lifted = call.lift(results)
     del scratch
@@ -90,17 +105,23 @@ class Call:
     Raises RuntimeError if the arguments are on several devices, as PyTorch words it for CUDA.
     """
 
-    __slots__ = ("_allocations", "_host", "_wrappers", "args", "device", "func", "kwargs", "to_host")
+    __slots__ = ("_allocations", "_host", "_wrappers", "args", "device", "func", "kwargs", "tensors", "to_host")
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.func = func
         self.device: SimulatedDevice | None = None
         self.to_host = False
+        self.tensors: list[torch.Tensor] = []
+        """The numbers of every tensor among the arguments."""
         self._host: torch.Tensor | None = None
         self._wrappers: dict[int, DeviceTensor] = {}
         self._allocations: dict[int, Allocation] = {}
-        self.args = [self._lower(value, position) for position, value in enumerate(args)]
-        self.kwargs = {name: self._lower(value, name) for name, value in kwargs.items()}
+        self.args = [
+            value if type(value) in _PLAIN else self._lower(value, position) for position, value in enumerate(args)
+        ]
+        self.kwargs = {
+            name: value if type(value) in _PLAIN else self._lower(value, name) for name, value in kwargs.items()
+        }
         if self._host is not None and self.device is not None and self.device.index is not None:
             self._refuse("cpu" if self._host.is_cpu else str(self._host.device), None)
 
@@ -112,6 +133,7 @@ class Call:
         if isinstance(value, torch.Tensor):
             if value.dim() and not (place == 1 and self.func in _TAKES_HOST_INDICES):
                 self._host = value
+            self.tensors.append(value)
             return value
         if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
             return [self._lower(item, place) for item in value]
@@ -126,6 +148,7 @@ class Call:
         elif self.device is not allocation.device:
             self._refuse(allocation.device.name, place)
         numbers = tensor.numbers
+        self.tensors.append(numbers)
         self._wrappers[id(numbers)] = tensor
         self._allocations[numbers.untyped_storage()._cdata] = allocation
         return numbers

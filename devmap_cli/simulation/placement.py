@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -57,7 +58,9 @@ def placed(
 
     slots = list(_slots(model))
     try:
-        _place(slots, _layout(slots, device_map, machine, _casts(model, dtype)))
+        weights = _layout(slots, device_map, machine, _casts(model, dtype))
+        _place(slots, weights)
+        _merge(slots, weights, _merged_weights(model))
         _dispatch(model, device_map)
         yield
     finally:
@@ -137,6 +140,35 @@ def _place(slots: list[_Slot], weights: Mapping[int, _Weight]) -> None:
                 tensor = torch.nn.Parameter(tensor, requires_grad=False)
             tensors[id(slot.original)] = tensor
         slot.store[slot.key] = tensors[id(slot.original)]
+
+
+def _merged_weights(model: Any) -> list[re.Pattern[str]]:
+    """Patterns of the weights that transformers makes of several of the checkpoint, such as those of all experts."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    if not hasattr(model, "config"):
+        return []
+    merging = [
+        conversion
+        for conversion in get_model_conversion_mapping(model)
+        if {"MergeModulelist", "Concatenate"} & {type(step).__name__ for step in getattr(conversion, "operations", ())}
+    ]
+    return [re.compile(pattern) for conversion in merging for pattern in conversion.target_patterns]
+
+
+def _merge(slots: list[_Slot], weights: Mapping[int, _Weight], merged: list[re.Pattern[str]]) -> None:
+    """Take, once per device, what the largest merge takes: its parts and its result are there at the same time.
+
+    All else may be loaded by then, for threads read ahead: `convert_and_load_state_dict_in_model` of transformers'
+    core_model_loading.py.
+    """
+    largest: dict[SimulatedDevice, int] = {}
+    for slot in slots:
+        if any(pattern.search(slot.name) for pattern in merged):
+            weight = weights[id(slot.original)]
+            largest[weight.owner] = max(largest.get(weight.owner, 0), weight.num_bytes)
+    for owner, num_bytes in largest.items():
+        Allocation(owner, num_bytes)  # dropped at once
 
 
 def _dispatch(model: nn.Module, device_map: Mapping[str, int | str]) -> None:

@@ -103,7 +103,7 @@ def rehearse(
 
     `capacities` are bytes, one per device. What stops the run is the result's `failure`: no memory left, tensors that
     meet across devices, a map that accelerate refuses. The model is left as it was. Raises ValueError for a workload
-    that the model cannot be given.
+    that the model cannot be given, NotImplementedError for an operator without shape inference.
     """
     assumptions: dict[str, None] = {}
     numbers = Shapes(lambda assumption: assumptions.setdefault(f"{active_machine().modules.current}: {assumption}"))
@@ -140,7 +140,7 @@ class _Run:
         self.failure: Failure | None = None
         self._phase = ""
         self._phase_scope = ExitStack()
-        self._weights = dict.fromkeys(machine.devices, 0)
+        self._weights: dict[SimulatedDevice, int] | None = None
         self._kv_cache: dict[str, dict[SimulatedDevice, int]] = {}
         self._inputs = make_inputs(model.config, workload)
 
@@ -153,6 +153,9 @@ class _Run:
                     self._weights = {device: device.use.allocated_bytes for device in self.machine.devices}
                     self._enter("prefill")
                     self._generate()
+        except NotImplementedError as error:
+            module = self.machine.modules.raised_in(error)
+            raise NotImplementedError(f"{error}: it cannot be rehearsed, {module or 'the model'} calls it") from error
         except (RuntimeError, ValueError) as error:
             self.failure = Failure(self._phase, self.machine.modules.raised_in(error), error)
 
@@ -168,6 +171,8 @@ class _Run:
     def _generate(self) -> None:
         device = self._first_device()
         inputs = {name: value.to(device) for name, value in self._inputs.items()}
+        if "input_features" in inputs:  # speech models don't cast them; people do
+            inputs["input_features"] = inputs["input_features"].to(self._dtype() or self.model.dtype)
         if not self.model.can_generate():
             self.model(**inputs)
             return
@@ -181,12 +186,11 @@ class _Run:
             "min_new_tokens": num_steps,
             "do_sample": False,
             "eos_token_id": None,
-            "pad_token_id": 0,
+            "pad_token_id": self.model.config.get_text_config().vocab_size - 1,  # none that is chosen here
         }
         if hasattr(self.model.generation_config, "use_mtp"):
-            options["use_mtp"] = (
-                False  # several tokens per step: on by default in models whose class has no such layers
-            )
+            # Several tokens per step: some models want it by default, though their class has no layers for it.
+            options["use_mtp"] = False
         return options
 
     def _first_device(self) -> torch.device:
@@ -199,14 +203,14 @@ class _Run:
     def _after_step(self, outputs: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
         cache = outputs.get("cache", outputs.get("past_key_values"))
         self._kv_cache[self._phase] = _bytes_by_device(tensors_of(cache))
-        if self._phase == "decode":
+        if self._phase == "decode" or self.workload.max_new_tokens == 1:
             return model_kwargs
-        grown_by = self.workload.max_new_tokens - 2
-        if grown_by > 0:
-            grow(cache, grown_by)
-            model_kwargs = _longer(model_kwargs, grown_by, is_encoder_decoder=self.model.config.is_encoder_decoder)
         self._enter("decode")
-        return model_kwargs
+        num_between = self.workload.max_new_tokens - 2
+        if num_between == 0:
+            return model_kwargs
+        grow(cache, num_between)
+        return _longer(model_kwargs, num_between, is_encoder_decoder=self.model.config.is_encoder_decoder)
 
     def transfers(self) -> tuple[Transfer, ...]:
         """The copies made; what accelerate read from memory here for a module on disk comes from the disk."""
@@ -230,7 +234,8 @@ class _Run:
 
     def _memory(self, device: SimulatedDevice, phase: str, use: MemoryUse) -> PhaseMemory:
         workspace = 0 if phase == "load" else device.workspace_bytes
-        weights = min(self._weights[device], use.allocated_bytes)
+        # Until all are loaded, weights are all there is.
+        weights = use.allocated_bytes if self._weights is None else self._weights[device]
         kv_cache = self._kv_cache.get(phase, {}).get(device, 0)
         return PhaseMemory(
             weights_bytes=weights,

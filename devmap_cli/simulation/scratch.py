@@ -45,12 +45,6 @@ def matmul_workspace_bytes(compute_capability: tuple[int, int]) -> int:
     return 32 << 20 if compute_capability[0] == 9 else (2 * 4096 + 8 * 16) << 10
 
 
-def scratch_bytes(call: Call) -> int:
-    """What the kernel of `call` takes while it runs, in bytes."""
-    rule = _RULES.get(call.func)
-    return 0 if rule is None else rule(call)
-
-
 def _mask_positions(call: Call) -> int:
     """Indexing by a mask makes the positions it selects first: `expandTensors` of ATen/native/IndexingUtils.h."""
     masks = [index for index in call.args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]
@@ -68,10 +62,11 @@ def _masked_scatter(call: Call) -> int:
     return int(shape.numel()) * _INT64_BYTES + mask_bytes
 
 
-_RULES: dict[Any, Callable[[Call], int]] = {
+SCRATCH_RULES: dict[Any, Callable[[Call], int]] = {
     aten.index.Tensor: _mask_positions,
     aten.index_put.default: _mask_positions,
     aten.index_put_.default: _mask_positions,
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_.default: _masked_scatter,
 }
+"""What the kernel of an operator takes while it runs, in bytes."""

@@ -27,30 +27,6 @@ MAX_KNOWN_ELEMENTS = 1 << 20
 _SURELY_SMALL = 1 << 10
 """Tensors of up to this many elements broadcast to no more than MAX_KNOWN_ELEMENTS."""
 
-_OVERWRITES = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
-_READS = frozenset(
-    {
-        aten._local_scalar_dense.default,
-        aten.equal.default,
-        aten.is_nonzero.default,
-        aten.bincount.default,
-        aten.repeat_interleave.Tensor,
-        aten._unique2.default,
-        aten.unique_dim.default,
-        aten.unique_consecutive.default,
-    }
-)
-_INDEXES = frozenset(
-    {
-        aten.index.Tensor,
-        aten._unsafe_index.Tensor,
-        aten.index_put.default,
-        aten.index_put_.default,
-        aten._index_put_impl_.default,
-        aten._unsafe_index_put.default,
-    }
-)
-
 
 class Shapes:
     """Computes what is known and the shape of what is not; `assume` is told of each plausible number."""
@@ -79,12 +55,10 @@ class Shapes:
 
     def compute(self, call: Call) -> Any:
         """The result's numbers where they can be known, else its shape."""
-        tensors = [*tensors_among(call.args), *tensors_among(call.kwargs.values())]
-        if any(tensor.is_meta for tensor in tensors):
+        tensors = call.tensors
+        if any([tensor.is_meta for tensor in tensors]):  # noqa: C419  # a list is faster for so few
             return self._compute_unknown(call)
-        if all(tensor.numel() <= _SURELY_SMALL for tensor in tensors) and tensors:
-            return call.func(*call.args, **call.kwargs)
-        if _is_small(call):
+        if (tensors and all(tensor.numel() <= _SURELY_SMALL for tensor in tensors)) or _is_small(call):
             return call.func(*call.args, **call.kwargs)
         return self._compute_unknown(call)
 
@@ -111,33 +85,47 @@ class Shapes:
     # ------------------------------------------------------------------ with unknown numbers
 
     def _compute_unknown(self, call: Call) -> Any:
-        func = call.func
-        if func in _READS:
-            args = [self.reveal(arg) if isinstance(arg, torch.Tensor) else arg for arg in call.args]
-            return func(*args, **call.kwargs)
-        if func in _OVERWRITES and _may_become_known(call.args[0]):
-            known = _like(call.args[0], "cpu")
-            call.replace(call.args[0], known)
-            call.args[0] = known
-            return func(*call.args, **call.kwargs)
-        if func is aten.nonzero.default:
-            return self._nonzero(call.args[0])
-        if func is aten.masked_select.default:
-            return torch.empty(self._count(call.args[1]), dtype=call.args[0].dtype, device="meta")
-        if func in _INDEXES:
-            call.args[1] = [position for index in call.args[1] for position in self._positions(index)]
-        _blank_arguments(call)
-        if func is aten._grouped_mm.default:
-            return _grouped_mm(call)
-        results = infer(func, call.args, call.kwargs)
-        choose = _CHOICES.get(func)
-        return results if choose is None else choose(self, results, call)
+        rule = _RULES.get(call.func)
+        return self._infer(call) if rule is None else rule(self, call)
 
-    def _nonzero(self, mask: torch.Tensor) -> torch.Tensor:
+    def _infer(self, call: Call) -> Any:
+        _blank_arguments(call)
+        return infer(call.func, call.args, call.kwargs)
+
+    def _read(self, call: Call) -> Any:
+        args = [self.reveal(arg) if isinstance(arg, torch.Tensor) else arg for arg in call.args]
+        return call.func(*args, **call.kwargs)
+
+    def _overwrite(self, call: Call) -> Any:
+        target, *values = call.args
+        if not _may_become_known(target) or any(value.is_meta for value in _tensors_among(values)):
+            return self._infer(call)
+        call.args[0] = _like(target, "cpu")
+        call.replace(target, call.args[0])
+        return call.func(*call.args, **call.kwargs)
+
+    def _index(self, call: Call) -> Any:
+        call.args[1] = [position for index in call.args[1] for position in self._positions(index)]
+        return self._infer(call)
+
+    def _masked_select(self, call: Call) -> torch.Tensor:
+        return torch.empty(self._count(call.args[1]), dtype=call.args[0].dtype, device="meta")
+
+    def _grouped_mm(self, call: Call) -> Any:
+        """PyTorch infers the shape for bfloat16 only; other types run as a loop over the groups, to the same end."""
+        _blank_arguments(call)
+        dtype = call.args[0].dtype
+        factors = [torch.empty_like(factor, dtype=torch.bfloat16) for factor in call.args[:2]]
+        result = infer(call.func, [*factors, *call.args[2:]], call.kwargs)
+        return result if dtype == torch.bfloat16 else torch.empty_like(result, dtype=dtype)
+
+    def _nonzero(self, call: Call) -> torch.Tensor:
+        mask = call.args[0]
         count = self._count(mask)
         if count * mask.dim() > MAX_KNOWN_ELEMENTS:
             return torch.empty((count, mask.dim()), dtype=torch.long, device="meta")
-        return self.reveal(mask).nonzero()
+        positions: torch.Tensor = self.reveal(mask).nonzero()
+        return positions
 
     def _positions(self, index: torch.Tensor | None) -> list[torch.Tensor | None]:
         """The positions that a mask selects, one tensor per dimension; an index as it is."""
@@ -154,12 +142,13 @@ class Shapes:
 
     # ------------------------------------------------------------------ choices among unknown numbers
 
-    def _choose_second(self, results: Any, call: Call) -> Any:
+    def _choose_second(self, call: Call) -> Any:
         """Of (values, indices) such as topk's, the indices spread evenly."""
-        return results[0], self._spread(results[1], call)
+        values, indices = self._infer(call)
+        return values, self._spread(indices, call)
 
-    def _choose(self, results: torch.Tensor, call: Call) -> torch.Tensor:
-        return self._spread(results, call)
+    def _choose(self, call: Call) -> torch.Tensor:
+        return self._spread(self._infer(call), call)
 
     def _spread(self, indices: torch.Tensor, call: Call) -> torch.Tensor:
         if indices.numel() > MAX_KNOWN_ELEMENTS:
@@ -171,27 +160,51 @@ class Shapes:
         chosen = torch.arange(indices.numel()) % num_choices
         return _like(indices, "cpu").copy_(chosen.reshape(indices.shape))
 
-    def _choose_order(self, results: Any, call: Call) -> Any:
+    def _choose_order(self, call: Call) -> Any:
         """Of (values, indices) such as sort's, the order as it was."""
-        values, indices = results
+        values, indices = self._infer(call)
         if indices.numel() > MAX_KNOWN_ELEMENTS:
-            return results
+            return values, indices
         self._assume(f"{_name(call.func)} of unknown numbers: they are in order")
         dim = call.args[0].dim() - 1 if call.args[0].dim() else 0
         order = torch.arange(indices.shape[dim] if indices.dim() else 1)
         return values, order.expand(indices.shape).contiguous()
 
 
-_CHOICES: dict[Any, Callable[[Shapes, Any, Call], Any]] = {
-    aten.topk.default: Shapes._choose_second,
-    aten.max.dim: Shapes._choose_second,
-    aten.min.dim: Shapes._choose_second,
-    aten.argmax.default: Shapes._choose,
-    aten.argmin.default: Shapes._choose,
-    aten.multinomial.default: Shapes._choose,
-    aten.sort.default: Shapes._choose_order,
-    aten.sort.stable: Shapes._choose_order,
+_RULES: dict[Any, Callable[[Shapes, Call], Any]] = {
+    **dict.fromkeys(
+        (
+            aten._local_scalar_dense.default,
+            aten.equal.default,
+            aten.is_nonzero.default,
+            aten.bincount.default,
+            aten.repeat_interleave.Tensor,
+            aten._unique2.default,
+            aten.unique_dim.default,
+            aten.unique_consecutive.default,
+        ),
+        Shapes._read,
+    ),
+    **dict.fromkeys((aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor), Shapes._overwrite),
+    **dict.fromkeys(
+        (
+            aten.index.Tensor,
+            aten._unsafe_index.Tensor,
+            aten.index_put.default,
+            aten.index_put_.default,
+            aten._index_put_impl_.default,
+            aten._unsafe_index_put.default,
+        ),
+        Shapes._index,
+    ),
+    aten.nonzero.default: Shapes._nonzero,
+    aten.masked_select.default: Shapes._masked_select,
+    aten._grouped_mm.default: Shapes._grouped_mm,
+    **dict.fromkeys((aten.topk.default, aten.max.dim, aten.min.dim), Shapes._choose_second),
+    **dict.fromkeys((aten.argmax.default, aten.argmin.default, aten.multinomial.default), Shapes._choose),
+    **dict.fromkeys((aten.sort.default, aten.sort.stable), Shapes._choose_order),
 }
+"""Operators whose results depend on unknown numbers in more than their values, or can be known all the same."""
 
 
 def count_nonzero(mask: torch.Tensor) -> int:
@@ -204,15 +217,8 @@ def count_nonzero(mask: torch.Tensor) -> int:
     return int(mask.count_nonzero()) * repeats
 
 
-def tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
-    """The tensors of an argument list, and of lists in it."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, list):
-            found.extend(item for item in value if isinstance(item, torch.Tensor))
-    return found
+def _tensors_among(values: Iterable[Any]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _like(numbers: torch.Tensor, device: str) -> torch.Tensor:
@@ -226,6 +232,9 @@ def _may_become_known(numbers: torch.Tensor) -> bool:
 
 
 def _blank_arguments(call: Call) -> None:
+    nothing_known = all([tensor.is_meta for tensor in call.tensors])  # noqa: C419  # a list is faster for so few
+    if nothing_known and call.kwargs.get("device") is None:
+        return
     call.args = [_blank(value, call) for value in call.args]
     call.kwargs = {name: _blank(value, call) for name, value in call.kwargs.items()}
 
@@ -248,19 +257,11 @@ def _is_small(call: Call) -> bool:
     args = [_shape_of(value) for value in call.args]
     kwargs = {name: _shape_of(value) for name, value in call.kwargs.items()}
     try:
-        results = call.func(*args, **kwargs)
+        results = infer(call.func, args, kwargs)
     except (NotImplementedError, RuntimeError):  # the shape depends on the numbers, or there is no inference
         return True
-    found = tensors_among(results if isinstance(results, (tuple, list)) else [results])
+    found = _tensors_among(results if isinstance(results, (tuple, list)) else [results])
     return all(tensor.numel() <= MAX_KNOWN_ELEMENTS for tensor in found)
-
-
-def _grouped_mm(call: Call) -> Any:
-    """PyTorch infers the shape for bfloat16 only; other types run as a loop over the groups, into the same result."""
-    dtype = call.args[0].dtype
-    factors = [torch.empty_like(factor, dtype=torch.bfloat16) for factor in call.args[:2]]
-    result = infer(call.func, [*factors, *call.args[2:]], call.kwargs)
-    return result if dtype == torch.bfloat16 else torch.empty_like(result, dtype=dtype)
 
 
 def _shape_of(value: Any) -> Any:

@@ -113,6 +113,29 @@ def test_copies_between_devices_are_recorded() -> None:
         ]
 
 
+def test_random_numbers_are_the_cpus() -> None:
+    torch.manual_seed(7)
+    expected = torch.randn(3), torch.rand(2)
+    with simulated_devices([64 * MIB]):
+        torch.manual_seed(7)
+        state = torch.sim.get_rng_state()  # type: ignore[attr-defined]  # registered at run time
+        first = torch.randn(3, device=0)
+        assert torch.equal(first.cpu(), expected[0])
+        assert torch.equal(torch.rand(2, device=0).cpu(), expected[1])
+        torch.sim.set_rng_state(state)  # type: ignore[attr-defined]  # registered at run time
+        assert torch.equal(torch.randn(3, device=0), first)
+
+
+def test_integers_are_counted_as_cuda_counts_them() -> None:
+    with simulated_devices([64 * MIB]) as machine:
+        experts = torch.tensor([0, 2, 2, 3], dtype=torch.int32, device=0)
+        machine.devices[0].reset_peak()
+        before = machine.devices[0].use.allocated_bytes
+        counts = torch.histc(experts, bins=4, min=0, max=3)
+        assert (counts.tolist(), counts.dtype) == ([1, 0, 2, 1], torch.int32)
+        assert machine.devices[0].peak.allocated_bytes == before + 512  # nothing but the result
+
+
 def test_phases_reach_every_device() -> None:
     with simulated_devices([64 * MIB] * 2) as machine:
         with machine.phase("load"):

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 PLACEMENTS: dict[str, list[int | str]] = {
-    "two devices": [0, 0, 1, 1],
     "four devices": [0, 1, 2, 3],
     "back and forth": [0, 1, 0, 1],
     "cpu": [0, "cpu", 1, 1],

@@ -5,17 +5,21 @@ from __future__ import annotations
 import csv
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from devmap_cli.simulation.backend import simulated_devices
+from devmap_cli.simulation.inputs import make_inputs
 from devmap_cli.simulation.memory import MemoryUse
 from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, Rehearsal, rehearse
 from devmap_cli.simulation.workload import Workload
 from tests.simulation.tiny_models import TINY_MODELS
+
+if TYPE_CHECKING:
+    from devmap_cli.simulation.machine import Machine
 
 MIB, GIB = 1 << 20, 1 << 30
 SHARED = Path(__file__).parents[2].parent / "shared"
@@ -30,42 +34,66 @@ def empty_model(name: str) -> Any:
     return model
 
 
+def workload_of(name: str, **options: Any) -> Workload:
+    images = ((56, 56),) if name in ("qwen2_5_vl", "gemma3") else ()
+    return Workload(BATCH, PROMPT, NEW, **{"images": images, **options})
+
+
 def rehearsed(name: str, devices: list[int | str], **options: Any) -> Rehearsal:
-    workload = Workload(BATCH, PROMPT, NEW, **options.pop("workload", {}))
+    workload = workload_of(name, **options.pop("workload", {}))
     device_map = TINY_MODELS[name].device_map(devices)
     capacities = options.pop("capacities", [UNLIMITED_BYTES] * 4)
     return rehearse(empty_model(name), device_map, workload, capacities, **options)
 
 
-def really_run(folder: Path, name: str, devices: list[int | str], capacities: list[int], run: str = "run") -> Any:
+def really_run(folder: Path, name: str, devices: list[int | str], capacities: list[int]) -> Machine:
     """Load and generate with real numbers, every token one by one; the machine, for its figures."""
     tiny = TINY_MODELS[name]
-    ids = torch.full((BATCH, PROMPT), 5)
+    tiny.save(folder)
     with simulated_devices(capacities) as machine:
         with machine.phase("load"):
-            model: Any = type(tiny.build()).from_pretrained(folder, device_map=tiny.device_map(devices))
+            device_map = tiny.device_map(devices)
+            model: Any = type(tiny.build()).from_pretrained(folder, device_map=device_map, offload_folder=folder)
         machine.modules.watch(model)
-        with machine.phase(run):
-            inputs = {"input_ids": ids.to("sim:0"), "attention_mask": torch.ones_like(ids).to("sim:0")}
-            model.generate(
-                **inputs, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
+        inputs = {key: value.to("sim:0") for key, value in make_inputs(model.config, workload_of(name)).items()}
+        options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        with machine.phase("run"):
+            model.generate(**inputs, max_new_tokens=NEW, min_new_tokens=NEW, **options)
     return machine
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "mixtral", "gpt2"])
-@pytest.mark.parametrize("devices", [[0, 0, 1, 1], [0, 1, 2, 3]], ids=["two devices", "four devices"])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        ("llama", [0, 0, 1, 1]),
+        ("llama", [0, "cpu", 1, 1]),
+        ("llama", [0, 1, "disk", 1]),
+        ("qwen2", [0, 1, 2, 3]),
+        ("mixtral", [0, 1, 0, 1]),
+        ("gpt2", [0, 0, 1, 1]),
+        ("t5", [0, 1, 0, 1]),
+        ("gemma3", [0, 0, 1, 1]),
+        ("qwen2_5_vl", [0, 0, 1, 1]),
+    ],
+)
 def test_peaks_are_those_of_the_real_run(name: str, devices: list[int | str], tmp_path: Path) -> None:
-    TINY_MODELS[name].save(tmp_path)
     machine = really_run(tmp_path, name, devices, [GIB] * 4)
     for device, predicted in zip(machine.devices, rehearsed(name, devices).devices, strict=True):
         if device.index in devices:
             highest = max(predicted.allocated_bytes[phase] for phase in ("prefill", "decode"))
-            assert highest == pytest.approx(device.phases["run"].allocated_bytes, rel=0.001)
+            assert highest == pytest.approx(device.phases["run"].allocated_bytes, rel=0.01)
+
+
+def test_merging_the_experts_while_loading_takes_their_memory_twice(tmp_path: Path) -> None:
+    machine = really_run(tmp_path, "mixtral", [0, 0, 0, 0], [GIB])
+    load = rehearsed("mixtral", [0, 0, 0, 0]).devices[0].phases["load"]
+    assert load.activation_bytes == 4 * 2 * 96 * 64 * 4  # gate and up of four experts, float32
+    # Reading ahead in threads, transformers comes close to that or, now and then, stays a merge below.
+    real = machine.devices[0].phases["load"].allocated_bytes
+    assert load.weights_bytes < real <= load.weights_bytes + load.activation_bytes
 
 
 def test_one_byte_less_than_the_rehearsed_need_runs_out_of_memory_in_the_phase_foretold(tmp_path: Path) -> None:
-    TINY_MODELS["llama"].save(tmp_path)
     need = rehearsed("llama", [0, 0, 1, 1]).devices[1].peak.reserved_bytes
     enough, too_little = [GIB, need], [GIB, need - 1]
     assert rehearsed("llama", [0, 0, 1, 1], capacities=enough).failure is None
@@ -83,6 +111,8 @@ def test_weights_that_do_not_fit_fail_while_loading() -> None:
     failure = rehearsed("llama", [0, 0, 1, 1], capacities=[GIB, 64 << 10]).failure
     assert failure is not None
     assert failure.phase == "load"
+    load = rehearsed("llama", [0, 0, 1, 1], capacities=[GIB, 64 << 10]).devices[1].phases["load"]
+    assert load.activation_bytes == 0
     with pytest.raises(torch.OutOfMemoryError, match="sim:1 out of memory"):
         rehearsed("llama", [0, 0, 1, 1], capacities=[GIB, 64 << 10]).raise_failure()
 
@@ -104,12 +134,26 @@ def test_a_phase_adds_up() -> None:
     assert device.peak_phase == max(device.allocated_bytes, key=lambda phase: device.allocated_bytes[phase])
 
 
+def test_a_single_token_needs_no_decoding() -> None:
+    workload = Workload(1, 8, 1)
+    device = rehearse(empty_model("llama"), {"": 0}, workload, [GIB]).devices[0]
+    assert list(device.phases) == ["load", "prefill"]
+
+
+def test_the_cache_grows_while_decoding_not_before() -> None:
+    short, long = (
+        rehearse(empty_model("llama"), {"": 0}, Workload(1, 8, new), [GIB]).devices[0].phases for new in (2, 2000)
+    )
+    assert short["prefill"] == long["prefill"]
+    per_token = 4 * 2 * 2 * 16 * 4  # four layers of keys and values, two heads of 16 float32
+    assert long["decode"].kv_cache_bytes == pytest.approx((8 + 1999) * per_token, abs=8 * 512)
+
+
 def test_devices_without_weights_need_nothing() -> None:
     assert rehearsed("llama", [0, 0, 1, 1]).devices[2].peak.reserved_bytes == 0
 
 
 def test_transfers_are_those_of_the_real_run(tmp_path: Path) -> None:
-    TINY_MODELS["llama"].save(tmp_path)
     machine = really_run(tmp_path, "llama", [0, 1, 0, 1], [GIB] * 2)
     ran = [move for move in machine.transfers if move.phase == "run" and "sim:1" in (move.source, move.target)]
     foreseen = [move for move in rehearsed("llama", [0, 1, 0, 1]).transfers if "sim:1" in (move.source, move.target)]
@@ -178,12 +222,10 @@ def test_encoder_decoders_are_rehearsed() -> None:
     assert all(device.phases["decode"].kv_cache_bytes > 0 for device in rehearsal.devices[1:2])
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
-def test_images_reach_the_vision_tower(name: str) -> None:
-    image = {"workload": {"images": ((56, 56),)}}
-    without, with_image = rehearsed(name, [0, 0, 1, 1]), rehearsed(name, [0, 0, 1, 1], **image)
+@pytest.mark.parametrize(("name", "tower"), [("qwen2_5_vl", "model.visual"), ("gemma3", "model.vision_tower")])
+def test_images_reach_the_vision_tower(name: str, tower: str) -> None:
+    with_image, without = rehearsed(name, [0, 0, 1, 1]), rehearsed(name, [0, 0, 1, 1], workload={"images": ()})
     assert with_image.failure is None
-    tower = {"qwen2_5_vl": "model.visual", "gemma3": "model.vision_tower"}[name]
     assert tower in with_image.module_order
     assert tower not in without.module_order
     assert with_image.devices[0].allocated_bytes["prefill"] > without.devices[0].allocated_bytes["prefill"]
@@ -214,6 +256,39 @@ def test_router_choices_are_among_the_assumptions() -> None:
     assumptions = rehearsed("mixtral", [0, 0, 0, 0]).assumptions
     assert any("topk of 4 unknown scores: spread evenly" in text for text in assumptions)
     assert any(text.startswith("model.layers.0.") for text in assumptions)
+
+
+def test_an_operator_without_shape_inference_is_named_with_its_module() -> None:
+    library: Any = torch.library.Library  # untyped in torch
+    operators = library("devmap_test", "DEF")
+    operators.define("opaque(Tensor x) -> Tensor")
+    operators.impl("opaque", torch.clone, "CPU")
+
+    class Opaque(torch.nn.Module):
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = torch.ops.devmap_test.opaque(hidden)
+            return result
+
+    model = empty_model("llama")
+    model.model.layers[1].mlp = Opaque()
+    with pytest.raises(NotImplementedError, match=r"devmap_test\.opaque.*model\.layers\.1\.mlp calls it"):
+        rehearse(model, {"": 0}, Workload(1, 4, 2), [GIB])
+    with simulated_devices([GIB]):  # the simulation ended all the same
+        assert torch.ones(2, device=0).tolist() == [1, 1]
+
+
+def test_an_interrupted_rehearsal_leaves_everything_usable() -> None:
+    class Interrupting(torch.nn.Module):
+        def forward(self, _hidden: torch.Tensor) -> torch.Tensor:
+            raise KeyboardInterrupt
+
+    model = empty_model("llama")
+    mlp, model.model.layers[1].mlp = model.model.layers[1].mlp, Interrupting()
+    with pytest.raises(KeyboardInterrupt):
+        rehearse(model, {"": 0}, Workload(1, 4, 2), [GIB])
+    model.model.layers[1].mlp = mlp
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert rehearse(model, {"": 0}, Workload(1, 4, 2), [GIB]).failure is None
 
 
 def test_the_model_is_left_as_it_was() -> None:

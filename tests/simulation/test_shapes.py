@@ -73,6 +73,14 @@ def test_large_results_are_shapes_without_being_computed() -> None:
         assert not is_known(torch.zeros(MAX_KNOWN_ELEMENTS + 1, dtype=torch.long, device=0))
 
 
+def test_new_tensors_like_unknown_ones_are_shapes() -> None:
+    with shapes_only(1 << 50, 1 << 50):
+        large = unknown(1 << 20, 1 << 12)  # 16 GiB, were it real
+        assert not is_known(torch.zeros_like(large))
+        assert not is_known(large.new_zeros(large.shape, device=1))
+        assert not is_known(torch.empty_like(large, device=1))
+
+
 def test_memory_counts_whether_numbers_are_known_or_not() -> None:
     with simulated_devices([GIB], numbers=Shapes(lambda _: None)) as machine:
         known, shape = torch.zeros(1000, dtype=torch.long, device=0), unknown(1000)
