@@ -17,7 +17,9 @@ EXIT_REQUEST = 2
 EXIT_SURROUNDINGS = 3
 EXIT_OUT_OF_MEMORY = 4
 EXIT_BUG = 70
-EXIT_INTERRUPTED = 130
+EXIT_SIGNAL = 128
+"""Plus the signal's number: 130 interrupted, 143 terminated, 129 the terminal has gone."""
+_MAX_REASON = 200
 
 
 class DevmapError(Exception):
@@ -25,12 +27,12 @@ class DevmapError(Exception):
 
     Args:
         message: what is wrong, one line, without a final full stop.
-        hint: the command or change to try, one line, or None.
+        hint: the command or change to try, one line.
     """
 
     exit_code = EXIT_BUG
 
-    def __init__(self, message: str, hint: str | None = None) -> None:
+    def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -61,6 +63,11 @@ class FindingsError(DevmapError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something, without a final full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    """The first line of an error's text that says something, without a final full stop, and cut where it is long.
+
+    A line that ends with a colon only announces: the next one belongs to it.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    end = next((number for number, line in enumerate(lines, start=1) if not line.endswith(":")), len(lines))
+    text = " ".join(lines[:end]).rstrip(".:")
+    return text if len(text) <= _MAX_REASON else text[:_MAX_REASON].rsplit(" ", 1)[0] + " ..."

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from devmap_cli.devices.device import Device, DeviceError
+from devmap_cli.devices.device import DEVICES_HINT, Device, DeviceError
 from devmap_cli.errors import RequestError, SurroundingsError
+from devmap_cli.model.dtypes import DTYPE_HINT, is_floating
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
 FORMAT = "devmap.map/1"
 MAX_MAP_BYTES = 16 << 20
 """A map of a model with 100,000 modules takes a few MiB; anything larger is some other file."""
+ATTENTIONS = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
+"""The names in transformers' `AttentionInterface`; a kernel from the hub has a slash in its name."""
 _FORMAT = re.compile(r"devmap\.map/(?P<version>\d+)")
 _DESCRIPTOR = re.compile(r"/dev/(?:(?P<name>stdin|stdout|stderr)|fd/(?P<number>\d+))")
 _PLAN_HINT = "write a map with: devmap plan MODEL -o map.json"
-_DEVICES_HINT = 'a device is 0, 1, …, "cuda:0", "npu:0", "xpu:0", "mps", "cpu" or "disk"'
+_MAX_NUMBER = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,25 @@ class MapModel:
 
 @dataclass(frozen=True, slots=True)
 class MapWorkload:
-    """What a map was planned for; `images` are (height, width) in pixels."""
+    """What a map was planned for; `images` are (height, width) in pixels, `videos` (height, width, frames)."""
 
     batch_size: int = 1
     prompt_tokens: int = 1
     max_new_tokens: int = 256
     images: tuple[tuple[int, int], ...] = ()
     attention: str = "sdpa"
+    videos: tuple[tuple[int, int, int], ...] = ()
+
+    def to_document(self) -> dict[str, Any]:
+        """The workload as plain data; `videos` only where there are some."""
+        return {
+            "batch_size": self.batch_size,
+            "prompt_tokens": self.prompt_tokens,
+            "max_new_tokens": self.max_new_tokens,
+            "images": [list(size) for size in self.images],
+            **({"videos": [list(size) for size in self.videos]} if self.videos else {}),
+            "attention": self.attention,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +124,7 @@ class MapFile:
                 "quantization": self.model.quantization,
             },
             "strategy": self.strategy,
-            "workload": {
-                "batch_size": workload.batch_size,
-                "prompt_tokens": workload.prompt_tokens,
-                "max_new_tokens": workload.max_new_tokens,
-                "images": [list(size) for size in workload.images],
-                "attention": workload.attention,
-            },
+            "workload": workload.to_document(),
             "devices": [
                 {
                     "device": item.device.map_value,
@@ -166,6 +175,16 @@ def read_map(path: str | Path) -> MapFile:
     return _map_file(_Field(document, source))
 
 
+def check_attention(name: str, where: str) -> None:
+    """Refuse what transformers has no attention for.
+
+    Raises:
+        RequestError: naming `where` it stands.
+    """
+    if name not in ATTENTIONS and "/" not in name:
+        raise RequestError(f"{where}: {name!r} is no attention of transformers", f"one of {', '.join(ATTENTIONS)}")
+
+
 def write_map(document: MapFile, path: str | Path) -> None:
     """Write a map to a file, or to standard output for "-".
 
@@ -190,6 +209,8 @@ def atomic_write(path: str | Path, content: bytes) -> None:
         RequestError: the folder does not exist, or the path is a folder.
         SurroundingsError: the folder or file is read-only, or the disk is full.
     """
+    if not str(path):
+        raise RequestError("the name of the file to write is empty", "-o map.json")
     try:
         descriptor = _descriptor(path)
         if descriptor is not None:
@@ -255,6 +276,8 @@ def _name(path: str | Path) -> str:
 def _read_bytes(path: str | Path) -> bytes:
     if str(path) == "-":
         return sys.stdin.buffer.read(MAX_MAP_BYTES + 1)
+    if not str(path):
+        raise RequestError("the name of the map is empty", _PLAN_HINT)
     try:
         with Path(path).open("rb") as stream:
             return stream.read(MAX_MAP_BYTES + 1)
@@ -329,11 +352,11 @@ def _device_map(found: Mapping[str, Any], source: str) -> dict[str, Device]:
 
 def _device(value: object, where: str) -> Device:
     if not isinstance(value, (int, str)) or isinstance(value, bool):
-        raise RequestError(f"{where}: {_kind(value)} is no device", _DEVICES_HINT)
+        raise RequestError(f"{where}: {_kind(value)} is no device", DEVICES_HINT)
     try:
         return Device.parse(value)
-    except DeviceError:
-        raise RequestError(f"{where}: {value!r} is no device", _DEVICES_HINT) from None
+    except DeviceError as error:
+        raise RequestError(f"{where}: {error}", DEVICES_HINT) from None
 
 
 def _kind(value: object) -> str:
@@ -378,6 +401,8 @@ class _Field:
     def whole(self, minimum: int = 0) -> int:
         if not isinstance(self.value, int) or isinstance(self.value, bool) or self.value < minimum:
             raise self.wrong(f"a whole number from {minimum} up")
+        if self.value > _MAX_NUMBER:
+            raise RequestError(f"{self.where} is more than anything has", _PLAN_HINT)
         return self.value
 
     def device(self) -> Device:
@@ -409,24 +434,30 @@ def _map_file(root: _Field) -> MapFile:
 
 def _map_model(found: _Field) -> MapModel:
     revision, quantization = found["revision"], found["quantization"]
+    dtype = found["dtype"]
+    if not is_floating(dtype.text()):
+        raise RequestError(f"{dtype.where} is {dtype.value!r}, which is no floating-point dtype", DTYPE_HINT)
     if not isinstance(quantization.value, (dict, type(None))):
         raise quantization.wrong("an object or null")
     return MapModel(
         id=found["id"].text(),
         revision=None if revision.value is None else revision.text(),
         class_name=found["class"].text(),
-        dtype=found["dtype"].text(),
+        dtype=dtype.text(),
         quantization=quantization.value,
     )
 
 
 def _map_workload(found: _Field) -> MapWorkload:
+    attention = found["attention"]
+    check_attention(attention.text(), attention.where)
     return MapWorkload(
         batch_size=found["batch_size"].whole(1),
         prompt_tokens=found["prompt_tokens"].whole(1),
         max_new_tokens=found["max_new_tokens"].whole(1),
         images=tuple(_image(size) for size in found["images"].items()),
-        attention=found["attention"].text(),
+        attention=attention.text(),
+        videos=tuple(_video(size) for size in found["videos"].items()) if "videos" in found.value else (),
     )
 
 
@@ -435,6 +466,13 @@ def _image(found: _Field) -> tuple[int, int]:
     if len(sides) != 2:
         raise found.wrong("a height and a width")
     return sides[0].whole(1), sides[1].whole(1)
+
+
+def _video(found: _Field) -> tuple[int, int, int]:
+    sizes = found.items()
+    if len(sizes) != 3:
+        raise found.wrong("a height, a width and a number of frames")
+    return sizes[0].whole(1), sizes[1].whole(1), sizes[2].whole(1)
 
 
 def _map_device(found: _Field) -> MapDevice:

@@ -9,6 +9,7 @@ from decimal import Decimal
 _DECIMAL = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[a-z%]*)", re.IGNORECASE)
 _UNIT = re.compile(r"(?P<prefix>[KMGTP]?)(?P<binary>I?)B?", re.IGNORECASE)
+MAX_BYTES = 10**18
 UNITS_HELP = "units are B, KB, MB, GB, TB (powers of 1000) and KiB, MiB, GiB, TiB (powers of 1024)"
 
 
@@ -31,6 +32,11 @@ class Amount:
     num_bytes: int = 0
     all_but: bool = False
     percent: Decimal | None = None
+
+    def __str__(self) -> str:
+        if self.percent is not None:
+            return f"{self.percent}%"
+        return f"all but {format_bytes(self.num_bytes)}" if self.all_but else format_bytes(self.num_bytes)
 
     @property
     def is_relative(self) -> bool:
@@ -74,7 +80,10 @@ def parse_amount(text: str) -> Amount:
         return Amount(percent=number)
     if not unit and number:
         raise SizeError(f"{text!r} has no unit", f"{text}GB")
-    return Amount(int(number * _unit_bytes(text, unit)), all_but)
+    scale = _unit_bytes(text, unit)
+    if number > MAX_BYTES // scale:
+        raise SizeError(f"{text[:40]!r} is more than any device has", "10GB")
+    return Amount(int(number * scale), all_but)
 
 
 def _unit_bytes(text: str, unit: str) -> int:

@@ -54,6 +54,32 @@ def write_json(folder: Path, content: object) -> Path:
     return path
 
 
+def changed(name: str, field: str, value: object) -> dict[str, Any]:
+    """The example's document with one field of one part changed."""
+    found = document()
+    return {**found, name: {**found[name], field: value}}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (("model", "dtype", "nope"), "'dtype' is 'nope', which is no floating-point dtype"),
+        (("workload", "attention", "nope"), "'nope' is no attention of transformers"),
+        (("workload", "batch_size", 10**30), "'batch_size' is more than anything has"),
+    ],
+)
+def test_values_that_nothing_has(tmp_path: Path, content: tuple[str, str, object], said: str) -> None:
+    error = refusal(write_json(tmp_path, changed(*content)))
+    assert said in error.message
+    assert error.hint
+
+
+def test_an_empty_name_is_refused() -> None:
+    for attempt in (lambda: read_map(""), lambda: write_map(example(), "")):
+        with pytest.raises(RequestError, match="is empty"):
+            attempt()
+
+
 def refusal(path: Path | str) -> RequestError:
     with pytest.raises(RequestError) as caught:
         read_map(path)
@@ -208,6 +234,12 @@ class TestRefusals:
         content = document()
         content["workload"]["images"] = [size]
         assert "'images'[0]" in refusal(write_json(tmp_path, content)).message
+
+    @pytest.mark.parametrize("size", [[1], [1, 2], [1, 2, 0], [1, 2, 3, 4], "abc"])
+    def test_videos_that_are_no_sizes(self, tmp_path: Path, size: object) -> None:
+        content = document()
+        content["workload"]["videos"] = [size]
+        assert "'videos'[0]" in refusal(write_json(tmp_path, content)).message
 
     @pytest.mark.parametrize("raw", [b"", b"  \n", b"\xff\xfe"])
     def test_empty_file(self, tmp_path: Path, raw: bytes) -> None:

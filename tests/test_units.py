@@ -180,3 +180,8 @@ def test_formats_counts(count: int, text: str) -> None:
 )
 def test_formats_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_more_than_any_device_has() -> None:
+    with pytest.raises(SizeError, match="more than any device has"):
+        parse_size("9" * 500 + "GB")

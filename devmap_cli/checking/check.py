@@ -151,17 +151,10 @@ def to_document(
         repaired: what --fix made of the map, or None.
         written: the file that the repaired map was written to, or None.
     """
-    workload = rehearser.workload
     document: dict[str, Any] = {
         "format": FORMAT,
         "model": {"id": rehearser.spec.model_id, "class": rehearser.spec.class_name, "dtype": rehearser.spec.dtype},
-        "workload": {
-            "batch_size": workload.batch_size,
-            "prompt_tokens": workload.prompt_tokens,
-            "max_new_tokens": workload.max_new_tokens,
-            "images": [list(size) for size in workload.images],
-            "attention": workload.attention,
-        },
+        "workload": rehearser.workload.to_document(),
         **report.to_document(),
     }
     if repaired is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from devmap_cli.devices.runtime import runtime_overhead_bytes
 from devmap_cli.mapfile import MapDevice, MapTransfer
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ class DeviceForecast:
         """What is left of the budget at the highest moment; below zero where it is not enough."""
         return None if self.budget_bytes is None else self.budget_bytes - self.highest.peak_bytes
 
+    @property
+    def runtime_overhead_bytes(self) -> int:
+        """An estimate of what the process takes there outside the allocator; no part of `phases` and `free_bytes`."""
+        return runtime_overhead_bytes(self.device.kind)
+
     def map_device(self, budget_bytes: int) -> MapDevice:
         """The line of a map that says the same."""
         peak = self.highest
@@ -80,6 +86,7 @@ class DeviceForecast:
             "peak_phase": self.highest.phase,
             "peak_bytes": self.highest.peak_bytes,
             "free_bytes": self.free_bytes,
+            "runtime_overhead_bytes": self.runtime_overhead_bytes,
             "phases": [phase.to_document() for phase in self.phases],
         }
 

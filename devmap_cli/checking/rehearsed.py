@@ -88,6 +88,7 @@ class Rehearser:
             prompt_tokens=asked.prompt_tokens,
             max_new_tokens=asked.max_new_tokens,
             images=tuple((width, height) for height, width in asked.images),
+            videos=tuple((width, height, num_frames) for height, width, num_frames in asked.videos),
             attention=asked.attention,
         )
 

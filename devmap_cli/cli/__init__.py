@@ -2,23 +2,50 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
+from contextlib import suppress
+from types import FrameType
 from typing import NoReturn
 
+from devmap_cli.cli.streams import is_lost, prepare_streams
 from devmap_cli.errors import (
     EXIT_BUG,
-    EXIT_INTERRUPTED,
     EXIT_REQUEST,
+    EXIT_SIGNAL,
     EXIT_SURROUNDINGS,
     EXIT_YES,
     DevmapError,
 )
 
+STOPPED_HINT = "files are written whole or not at all: run the command again"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Stopped(BaseException):
+    """A signal that ends the process has come."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number)
+
 
 def main() -> NoReturn:
     """Run `devmap` on the process's arguments and exit; all exit codes are decided here."""
-    sys.exit(invoke(sys.argv[1:]))
+    prepare_streams()
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+            signal.signal(number, _stop)
+    code = invoke(sys.argv[1:])
+    is_lost(sys.stderr)
+    sys.exit(code)
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    raise Stopped(number)
 
 
 def invoke(arguments: list[str]) -> int:
@@ -28,14 +55,14 @@ def invoke(arguments: list[str]) -> int:
     except DevmapError as error:
         return fail(error.exit_code, error.message, error.hint, error)
     except KeyboardInterrupt as error:
-        return fail(EXIT_INTERRUPTED, "interrupted", None, error)
+        return fail(EXIT_SIGNAL + signal.SIGINT, "interrupted", STOPPED_HINT, error)
+    except Stopped as error:
+        return fail(EXIT_SIGNAL + error.signal, f"stopped by {error.signal.name}", STOPPED_HINT, error)
     except BrokenPipeError:
-        # the reader has gone, as `head` does; keep the interpreter from complaining when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        is_lost(sys.stdout)  # the reader has gone, as `head` does
         return EXIT_YES
     except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""
-        return fail(EXIT_SURROUNDINGS, f"{error.strerror or error}{place}", None, error)
+        return _fail_outside(error)
     except Exception as error:  # noqa: BLE001 - the last resort: no traceback reaches a user
         message = f"devmap failed unexpectedly: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return fail(EXIT_BUG, message, "please report it with the output of: DEVMAP_DEBUG=1 devmap …", error)
@@ -61,21 +88,29 @@ def _dispatch(arguments: list[str]) -> int:
         hint = f"devmap {command} --help" if known else "devmap --help"
         return fail(EXIT_REQUEST, error.format_message().replace("Value error, ", "").rstrip("."), hint, error)
     except Abort as error:
-        return fail(EXIT_INTERRUPTED, "interrupted", None, error)
+        return fail(EXIT_SIGNAL + signal.SIGINT, "interrupted", STOPPED_HINT, error)
     sys.stdout.flush()
     return code if isinstance(code, int) else EXIT_YES
 
 
-def fail(exit_code: int, message: str, hint: str | None, cause: BaseException | None = None) -> int:
-    """Print the error and hint lines to stderr (and the traceback with DEVMAP_DEBUG) and give back `exit_code`."""
-    if cause is not None and os.environ.get("DEVMAP_DEBUG"):
-        import traceback
+def _fail_outside(error: OSError) -> int:
+    """Something that the operating system refuses, and that nobody has told in better words."""
+    nameless = error.filename is None and error.errno in _FULL  # stdout is the one file that has no name here
+    place = "standard output" if is_lost(sys.stdout) or nameless else error.filename
+    reason = f"{error.strerror or error}"
+    hint = "free some space, or write elsewhere" if error.errno in _FULL else "DEVMAP_DEBUG=1 shows where it fails"
+    return fail(EXIT_SURROUNDINGS, f"{place}: {reason}" if place else reason, hint, error)
 
-        traceback.print_exception(cause, file=sys.stderr)
-    sys.stderr.write(f"error: {_one_line(message)}\n")
-    if hint:
-        sys.stderr.write(f"hint: {_one_line(hint)}\n")
-    sys.stderr.flush()
+
+def fail(exit_code: int, message: str, hint: str, cause: BaseException | None = None) -> int:
+    """Print the error and hint lines to stderr (and the traceback with DEVMAP_DEBUG) and give back `exit_code`."""
+    with suppress(OSError):  # where stderr takes nothing, the exit code alone must tell
+        if cause is not None and os.environ.get("DEVMAP_DEBUG"):
+            import traceback
+
+            traceback.print_exception(cause, file=sys.stderr)
+        sys.stderr.write(f"error: {_one_line(message)}\nhint: {_one_line(hint)}\n")
+        sys.stderr.flush()
     return exit_code
 
 

@@ -15,7 +15,7 @@ from devmap_cli.cli.run import run
 app = typer.Typer(
     name="devmap",
     help="Plan, check and run Hugging Face device maps.",
-    epilog="Exit codes: 0 yes, 1 no, 2 wrong request, 3 surroundings, 4 out of memory, 70 bug, 130 interrupted.",
+    epilog="Exit codes: 0 yes, 1 no, 2 wrong request, 3 surroundings, 4 out of memory, 70 bug, 128+n signal n.",
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,

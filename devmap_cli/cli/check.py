@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _IMAGE = re.compile(r"(?P<width>[1-9]\d*)[xX×](?P<height>[1-9]\d*)")
 _DEFAULT_PROMPT_TOKENS = 2048
-_ATTENTION = ("sdpa", "eager", "flash_attention_2")
+_REHEARSED = ("sdpa", "eager", "flash_attention_2")
 
 
 def check(
@@ -102,7 +102,7 @@ def _target(map_path: str, output: str | None, *, fix: bool, as_json: bool) -> s
     if output == "-" and as_json:
         raise RequestError("--json and --output - both want standard output", "give --output a file")
     path = Path(map_path)
-    target = output or str(path.with_name(f"{path.stem}.fixed.json"))
+    target = output if output is not None else str(path.with_name(f"{path.stem}.fixed.json"))
     if "-" not in (target, map_path) and Path(target).resolve() == path.resolve():
         raise RequestError(f"--fix does not write over {map_path}", "give --output another file")
     return target
@@ -125,12 +125,14 @@ def _workload(
     attention: str | None,
 ) -> MapWorkload:
     """What was asked for, else the map's own, else what `plan` takes."""
-    from devmap_cli.mapfile import MapWorkload
+    from devmap_cli.mapfile import MapWorkload, check_attention
 
-    if attention not in (None, *_ATTENTION):
-        raise RequestError(
-            f"--attention: {attention!r} is none that a rehearsal knows", f"one of {', '.join(_ATTENTION)}"
-        )
+    if attention is not None:
+        check_attention(attention, "--attention")
+        if attention not in _REHEARSED:
+            raise RequestError(
+                f"--attention: {attention!r} is none that a rehearsal knows", f"one of {', '.join(_REHEARSED)}"
+            )
     planned = document.workload or MapWorkload(prompt_tokens=_DEFAULT_PROMPT_TOKENS)
     return MapWorkload(
         batch_size=batch_size or planned.batch_size,
@@ -165,7 +167,7 @@ def _rehearser(
     named = document.model
     if model is None and named is None:
         raise RequestError("the map does not name its model", "add --model MODEL: a hub id or a folder")
-    reference = model or (named.id if named else "")
+    reference = model if model is not None else named.id if named else ""
     spec = load_spec(
         reference,
         revision=revision or (named.revision if named and reference == named.id else None),
@@ -189,7 +191,7 @@ def _write(repaired: Repair | None, target: str | None, *, always: bool) -> str 
 def _print_json(report: CheckReport, repaired: Repair | None, written: str | None, rehearser: Rehearser) -> None:
     from devmap_cli.checking.check import to_document
 
-    typer.echo(json.dumps(to_document(report, repaired, written, rehearser), indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(to_document(report, repaired, written, rehearser), indent=2))
 
 
 def _show(report: CheckReport, repaired: Repair | None, written: str | None, rehearser: Rehearser) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapFile
-    from devmap_cli.model.spec import ModelSpec
     from devmap_cli.units import Amount
 
 
@@ -113,13 +112,17 @@ def plan(
 
         refuse(placement, spec, request, gpus=gpus, as_json=as_json)
     document = map_file(spec, request, placement)
-    target = output or ("-" if as_json else "map.json")
+    target = ("-" if as_json else "map.json") if output is None else output
     write_map(document, target)
     if as_json and output not in (None, "-"):
         write_map(document, "-")
     if not as_json:
+        from devmap_cli.planning.explaining import unused_accelerators
+        from devmap_cli.render.plan import plan_notes
+
         names = {device: card.name for device, card in cards.items()}
-        _show(spec, document, target, weights_only=weights_only, names=names)
+        notes = plan_notes(spec, document, unused_accelerators(placement), weights_only=weights_only)
+        _show(document, target, notes=notes, names=names)
 
 
 def cards_from_option(gpus: str | None) -> dict[Device, Card]:
@@ -158,12 +161,12 @@ def budgets_from_options(
         amounts |= _tiers_beside_cards({} if max_memory is None else parse_max_memory(max_memory), reserves)
     elif max_memory is None:
         found = detect()
-        totals = {item.device: item.total_bytes for item in found}
+        totals = {item.device: item.shared_bytes for item in found}
         amounts = {item.device: Amount(item.free_bytes) for item in found}
     else:
         amounts = parse_max_memory(max_memory)
         relative = [device for device in amounts if _is_relative(device, amounts, reserves)]
-        totals = {item.device: item.total_bytes for item in (detect(relative) if relative else ())}
+        totals = {item.device: item.shared_bytes for item in (detect(relative) if relative else ())}
     if no_offload:
         amounts = {device: amount for device, amount in amounts.items() if device.is_accelerator}
         if not amounts:
@@ -180,6 +183,9 @@ def _tiers_beside_cards(amounts: dict[Device, Amount], reserves: dict[Device, Am
     Raises:
         RequestError: it names an accelerator, or a share of what only that machine knows.
     """
+    from devmap_cli.devices.budgets import share_and_bytes
+    from devmap_cli.units import Amount
+
     for device in amounts:
         if device.is_accelerator:
             raise RequestError(
@@ -187,9 +193,10 @@ def _tiers_beside_cards(amounts: dict[Device, Amount], reserves: dict[Device, Am
                 "give only cpu and disk beside --gpus, like --max-memory 'cpu:30GB', and keep room with --reserve",
             )
         if _is_relative(device, amounts, reserves):
+            share, example = share_and_bytes(device, amounts[device], reserves.get(device, Amount()))
             raise RequestError(
-                f"--gpus plans for another machine, so a share of its {device} is unknown",
-                f"give it in bytes, for example --max-memory '{device}:30GB'",
+                f"--gpus plans for another machine, so {share} of its {device} is unknown",
+                f"give it in bytes, for example {example}",
             )
     return amounts
 
@@ -198,15 +205,15 @@ def _is_relative(device: Device, amounts: dict[Device, Amount], reserves: dict[D
     return amounts[device].is_relative or (device in reserves and reserves[device].is_relative)
 
 
-def _show(spec: ModelSpec, document: MapFile, target: str, *, weights_only: bool, names: Mapping[Device, str]) -> None:
+def _show(document: MapFile, target: str, *, notes: list[str], names: Mapping[Device, str]) -> None:
     from devmap_cli.render.console import err, out
-    from devmap_cli.render.plan import device_table, layer_bar, plan_notes
+    from devmap_cli.render.plan import BAR_WIDTH, DeviceTable, layer_bar
 
     console = err() if target == "-" else out()
-    console.print(device_table(document, names))
+    console.print(DeviceTable(document, names))
     console.print()
-    console.print(layer_bar(document))
-    for note in plan_notes(spec, document, weights_only=weights_only):
+    console.print(layer_bar(document, min(BAR_WIDTH, console.width)))
+    for note in notes:
         console.print(note)
     if target != "-":
         err().print(f"wrote {target}")

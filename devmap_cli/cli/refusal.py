@@ -68,12 +68,12 @@ def _ways_out(answer: Infeasible, spec: ModelSpec, request: PlanRequest, gpus: s
 
 def _larger(answer: Infeasible, budgets: Budgets, gpus: str | None) -> Iterator[Budgets]:
     """Budgets to try: RAM for all that is missing, and more on the one device that needs least."""
-    sizes = dict(budgets)
+    sizes, reserved = dict(budgets), dict(budgets.reserved)
     if not budgets.tiers:
-        yield Budgets.of({**sizes, CPU: _rounded_up(answer.needed_bytes)})
+        yield Budgets.of({**sizes, CPU: _rounded_up(answer.needed_bytes)}, reserved)
     if gpus is None and answer.grow_device is not None:
-        grown = _rounded_up(sizes[answer.grow_device] + answer.missing_bytes)
-        yield Budgets.of({**sizes, answer.grow_device: grown})
+        grown = _rounded_up(sizes.get(answer.grow_device, 0) + answer.missing_bytes)
+        yield Budgets.of({**sizes, answer.grow_device: grown}, reserved)
 
 
 def _rounded_up(num_bytes: int) -> int:
@@ -84,8 +84,11 @@ def _rounded_up(num_bytes: int) -> int:
 
 def _as_options(budgets: Budgets, gpus: str | None) -> str:
     items = [(device, size) for device, size in budgets if gpus is None or not device.is_accelerator]
-    text = ",".join(f"{device.map_value}:{_size(size)}" for device, size in items)
-    return (f"--gpus {shlex.quote(gpus)} " if gpus else "") + f"--max-memory {shlex.quote(text)}"
+    text = ",".join(f"{device.map_value}:{_size(budgets.whole(device))}" for device, _ in items)
+    options = [f"--gpus {shlex.quote(gpus)}"] if gpus else []
+    options += [f"--max-memory {shlex.quote(text)}"] if text else []
+    options += [f"--reserve {device.map_value}={_size(size)}" for device, size in budgets.reserved]
+    return " ".join(options)
 
 
 def _size(num_bytes: int) -> str:

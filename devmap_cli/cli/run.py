@@ -61,8 +61,10 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Load a model with a map, generate, and show what it took beside what was planned."""
-    from devmap_cli.mapfile import read_map
+    from devmap_cli.mapfile import check_attention, read_map
 
+    if attention is not None:
+        check_attention(attention, "--attention")
     text = _prompt(prompt, prompt_file, map_path)
     document = read_map(map_path)
     spec = _spec(document, model, trust_remote_code=trust_remote_code)
@@ -91,7 +93,7 @@ def run(
         )
         report = run_map(document, spec, request, listener, simulate=simulate)
     if as_json:
-        _write(json.dumps(report.to_document(), indent=2, ensure_ascii=False) + "\n")
+        _write(json.dumps(report.to_document(), indent=2) + "\n")
         return
     _write("\n")
     err().print(run_report(report))
@@ -106,9 +108,10 @@ def _prompt(prompt: str | None, prompt_file: Path | None, map_path: str) -> str:
         return _read_prompt(prompt_file)
     if map_path == "-":
         raise RequestError("standard input is the map, so there is no prompt", _PROMPT_HINT)
-    if sys.stdin.isatty():
+    text = "" if sys.stdin.isatty() else _text(sys.stdin.buffer.read(), "standard input")
+    if not text:
         raise RequestError("there is no prompt", _PROMPT_HINT)
-    return _text(sys.stdin.buffer.read(), "standard input")
+    return text
 
 
 def _read_prompt(path: Path) -> str:
@@ -136,7 +139,7 @@ def _spec(document: MapFile, model: str | None, *, trust_remote_code: bool) -> M
     named = document.model
     if model is None and named is None:
         raise RequestError("the map does not name its model", "add --model MODEL: a hub id or a folder")
-    reference = model or (named.id if named else "")
+    reference = model if model is not None else named.id if named else ""
     return load_spec(
         reference,
         revision=named.revision if named and reference == named.id else None,

@@ -6,23 +6,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 
-from devmap_cli.devices.device import CPU, DISK, Device, DeviceError
+from devmap_cli.devices.device import CPU, DEVICES_HINT, DISK, Device, DeviceError
 from devmap_cli.errors import RequestError, SurroundingsError
 from devmap_cli.units import UNITS_HELP, Amount, SizeError, parse_amount
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """Bytes the process may take per device, accelerators first in the order given, then cpu, then disk."""
+    """Bytes to place into per device, accelerators first in the order given, then cpu, then disk.
+
+    `reserved` is what the process may take beyond that: room kept free of what is planned.
+    """
 
     by_device: tuple[tuple[Device, int], ...]
+    reserved: tuple[tuple[Device, int], ...] = ()
 
     @classmethod
-    def of(cls, bytes_by_device: Mapping[Device, int]) -> Budgets:
+    def of(cls, bytes_by_device: Mapping[Device, int], reserved: Mapping[Device, int] | None = None) -> Budgets:
         """Budgets in placing order from `bytes_by_device` (bytes), whatever its order of cpu and disk."""
         tiers = [device for device in (CPU, DISK) if device in bytes_by_device]
         order = [device for device in bytes_by_device if device.is_accelerator] + tiers
-        return cls(tuple((device, bytes_by_device[device]) for device in order))
+        return cls(tuple((device, bytes_by_device[device]) for device in order), tuple((reserved or {}).items()))
 
     def __iter__(self) -> Iterator[tuple[Device, int]]:
         return iter(self.by_device)
@@ -36,7 +40,12 @@ class Budgets:
 
     def less(self, kept: Mapping[Device, int]) -> Budgets:
         """These budgets less what is `kept` free (bytes), never below zero."""
-        return Budgets(tuple((device, max(0, size - kept.get(device, 0))) for device, size in self.by_device))
+        left = tuple((device, max(0, size - kept.get(device, 0))) for device, size in self.by_device)
+        return Budgets(left, self.reserved)
+
+    def whole(self, device: Device) -> int:
+        """All that the process may take on `device`, in bytes: what is placed into and what is reserved."""
+        return self.get(device) + dict(self.reserved).get(device, 0)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -75,23 +84,34 @@ def parse_max_memory(text: str, option: str = "--max-memory", separator: str = "
         if not item:
             example = ",".join(filter(None, items)) or f"0{separator}10GB,1{separator}10GB,cpu{separator}30GB"
             raise RequestError(f"{option}: an item is empty in {text!r}", f"{option} '{example}'")
-        if not found or not name:
+        if not found or not name or "=" in item.replace(separator, "") or _is_device(item):
             guess = _as_item(item, separator, items)
             raise RequestError(f"{option}: {item!r} is not DEVICE{separator}SIZE", f"for example {corrected(guess)}")
         try:
             device, amount = Device.parse(name), parse_amount(size)
         except DeviceError as error:
-            raise RequestError(
-                f"{option}: in {item!r}: {error}",
-                "devices are 0, 1, …, cuda:0, npu:0, xpu:0, mps, cpu and disk",
-            ) from None
+            raise RequestError(f"{option}: in {item!r}: {error}", DEVICES_HINT) from None
         except SizeError as error:
             hint = f"which unit is meant? for example {corrected(f'{name}{found}{error.suggestion}')}; {UNITS_HELP}"
             raise RequestError(f"{option}: in {item!r}: {error}", hint) from None
         if device in amounts:
             raise RequestError(f"{option}: {item!r} names {device} a second time", "give each device once")
         amounts[device] = amount
+    _check_kinds(amounts, option)
     return amounts
+
+
+def _check_kinds(devices: Iterable[Device], option: str) -> None:
+    """Refuse accelerators of several kinds: PyTorch drives those of one kind alone."""
+    first_of: dict[str, str] = {}
+    for device in devices:
+        if device.is_accelerator:
+            first_of.setdefault(device.kind, str(device.map_value))
+    if len(first_of) > 1:
+        raise RequestError(
+            f"{option} mixes kinds of accelerators ({', '.join(first_of.values())}), and a model runs on one kind",
+            "name all of one kind: 0,1 or npu:0,npu:1",
+        )
 
 
 def parse_reserves(items: Iterable[str]) -> dict[Device, Amount]:
@@ -106,16 +126,31 @@ def parse_reserves(items: Iterable[str]) -> dict[Device, Amount]:
     return parse_max_memory(joined, option="--reserve", separator="=")
 
 
+def _is_device(text: str) -> bool:
+    try:
+        Device.parse(text)
+    except DeviceError:
+        return False
+    return True
+
+
 def _as_item(item: str, separator: str, items: Iterable[str]) -> str:
     """The DEVICE:SIZE that a lone size or a lone device was probably meant to be; a size gets a number not taken."""
     lone = item.strip(":=")
-    try:
-        Device.parse(lone)
-    except DeviceError:
+    if "=" in lone:
+        return lone.replace("=", separator)
+    if not _is_device(lone):
         taken = {name.rpartition(separator)[0].strip().lower().removeprefix("cuda:") for name in items}
         free = next(number for number in map(str, count()) if number not in taken)
         return f"{free}{separator}{lone}"
     return f"{lone}{separator}10GB"
+
+
+def share_and_bytes(device: Device, amount: Amount, reserve: Amount) -> tuple[str, str]:
+    """Which of a budget and its reserve depends on what the device has, in words, and the option that would not."""
+    if amount.is_relative:
+        return f"{amount} (--max-memory)", f"--max-memory '{device.map_value}:10GB'"
+    return f"{reserve} (--reserve)", f"--reserve '{device.map_value}=2GB'"
 
 
 def resolve_budgets(
@@ -139,13 +174,17 @@ def resolve_budgets(
             f"devices with a budget: {', '.join(str(device.map_value) for device in amounts)}",
         )
     left: dict[Device, int] = {}
+    reserved: dict[Device, int] = {}
     for device, amount in amounts.items():
         reserve = reserves.get(device, Amount())
         if (amount.is_relative or reserve.is_relative) and device not in totals:
+            share, example = share_and_bytes(device, amount, reserve)
             raise SurroundingsError(
-                f"{device.label} is not on this machine, so a share of it is unknown",
-                f"give its budget in bytes, for example --max-memory '{device.map_value}:10GB'",
+                f"{device.label} is not on this machine, so {share} of it is unknown",
+                f"give it in bytes, for example {example}",
             )
         total = totals.get(device, 0)
-        left[device] = max(0, amount.of(total) - reserve.of(total))
-    return Budgets.of(left)
+        whole = amount.of(total)
+        left[device] = max(0, whole - reserve.of(total))
+        reserved[device] = whole - left[device]
+    return Budgets.of(left, {device: size for device, size in reserved.items() if size})

@@ -27,6 +27,11 @@ class DetectedDevice:
     total_bytes: int
     free_bytes: int
 
+    @property
+    def shared_bytes(self) -> int:
+        """What a share refers to: the total, but of a disk, much of which is taken for good, what is free."""
+        return self.free_bytes if self.device == DISK else self.total_bytes
+
 
 def detect(kinds: Iterable[Device] | None = None) -> tuple[DetectedDevice, ...]:
     """The devices of this machine, accelerators first.

@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass
 
 ACCELERATOR_KINDS = ("cuda", "xpu", "npu", "mps", "sim")
-_INDEXED = re.compile(r"(?:(?P<kind>[a-z]+):)?(?P<index>\d+)")
+MAX_INDEX = 1023
+"""More accelerators than any one machine has."""
+DEVICES_HINT = "devices are 0, 1 and so on, cuda:0, npu:0, xpu:0, mps, cpu and disk"
+_INDEXED = re.compile(r"(?:(?P<kind>[a-z]+):)?(?P<index>[0-9]+)")
 
 
 class DeviceError(ValueError):
@@ -39,6 +42,8 @@ class Device:
         match = _INDEXED.fullmatch(name)
         if match is None or match["kind"] not in (None, *ACCELERATOR_KINDS):
             raise DeviceError(f"{str(text)!r} is no device")
+        if len(match["index"].lstrip("0")) > len(str(MAX_INDEX)) or int(match["index"]) > MAX_INDEX:
+            raise DeviceError(f"{name[:20]!r} is no device: no machine has a number above {MAX_INDEX}")
         if match["kind"] == "mps":
             return cls("mps")
         return cls(match["kind"] or "cuda", int(match["index"]))

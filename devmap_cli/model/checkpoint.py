@@ -12,8 +12,8 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, in name order."""
-    return sorted(folder.glob("*.safetensors"))
+    """The folder's safetensors files, in name order; a pipe of that name is none."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
 
 
 def read_header(path: Path) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from devmap_cli.model.quantization.scheme import Quantization
     from devmap_cli.model.reference import ModelReference
 
+_PART = re.compile(r"num_|n_|size|heads|dim|groups|channels")
 DTYPES = ("float32", "float16", "bfloat16")
 # Which head a config without a usable `architectures` is loaded with: the first auto class that knows it; those of
 # encoder-decoders first where it is one.
@@ -146,16 +148,32 @@ def build_empty(
             model.tie_weights()
     except ImportError as error:
         raise SurroundingsError(
-            f"{reference.location} needs a package that is not installed: {first_line(error)}", None
+            f"{reference.location} needs a package that is not installed: {first_line(error)}",
+            "install it, or give another model",
         ) from error
     except Exception as error:  # a model class may raise anything on a config it does not expect
         raise RequestError(
-            f"the model of {reference.location} cannot be built: {first_line(error)}",
+            f"the model of {reference.location} cannot be built: {_reason(error, reference.config)}",
             "compare its config.json with the model's page on the hub",
         ) from error
     _apply_dtype_plan(model, getattr(torch, dtype))
     model.eval()
     return model
+
+
+def _reason(error: Exception, config: dict[str, Any]) -> str:
+    """What is wrong with `config`, with the field that it is about where the error does not name it."""
+    from devmap_cli.model.reference import fields
+
+    if isinstance(error, KeyError):
+        unknown = [name for name, value in fields(config) if isinstance(value, str) and value in error.args]
+        if unknown:
+            return f"{unknown[0]} is {error.args[0]!r}, which transformers does not know"
+    if isinstance(error, ZeroDivisionError) or "negative dimension" in str(error):
+        wrong = [name for name, value in fields(config) if type(value) is int and value <= 0 and _PART.search(name)]
+        if wrong:
+            return f"{' and '.join(wrong)} in config.json must be above 0"
+    return first_line(error)
 
 
 def _builder(reference: ModelReference, config: PreTrainedConfig, *, trust_remote_code: bool) -> Any:
@@ -179,14 +197,14 @@ def _builder(reference: ModelReference, config: PreTrainedConfig, *, trust_remot
             )
     raise RequestError(
         f"transformers has no model class for {reference.location} ({config.model_type})",
-        "read its repository's code, then add --trust-remote-code" if reference.has_remote_code else None,
+        "read its repository's code, then add --trust-remote-code"
+        if reference.has_remote_code
+        else "give a model of another kind, or try a newer one: pip install --upgrade transformers",
     )
 
 
 def _apply_dtype_plan(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Put the parameters that the class keeps in float32 there, as from_pretrained does."""
-    import re
-
     import torch
 
     plan = model._get_dtype_plan(dtype)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from devmap_cli.errors import DevmapError, RequestError, SurroundingsError
+from devmap_cli.errors import DevmapError, RequestError, SurroundingsError, first_line
+from devmap_cli.model.dtypes import DTYPE_HINT, is_floating
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 CONFIG_NAME = "config.json"
+MAX_PARTS = 10_000
+"""More layers, or experts in a layer, than any model has; a slip of the keyboard would take hours to build."""
+_COUNT = re.compile(r"(?:\w*_)?(?:layers?|depth|experts)")
+_MODEL_HINT = "MODEL is a folder with config.json, or a hub id like Qwen/Qwen2.5-7B"
+_HUB_PAGE_HINT = "compare it with the model's page on the hub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,10 @@ def resolve(model: str, revision: str | None = None) -> ModelReference:
         RequestError: no such folder or hub model, no config.json in it, or one that is no JSON object.
         SurroundingsError: the hub cannot be reached, or refuses.
     """
+    if not model.strip():
+        raise RequestError("MODEL is empty", _MODEL_HINT)
+    if not _is_text(model):
+        raise RequestError(f"{model!r} is no text that a map could hold", "rename the folder")
     path = Path(model).expanduser()
     if path.is_dir():
         path = path.absolute()  # a map that names it must hold from any folder
@@ -53,31 +64,44 @@ def resolve(model: str, revision: str | None = None) -> ModelReference:
     if path.exists():
         raise RequestError(
             f"{model} is a file, and MODEL is a folder with config.json or a hub id",
-            f"give its folder: {path.parent}" if path.name == CONFIG_NAME else None,
+            f"give its folder: {path.parent}" if path.name == CONFIG_NAME else _MODEL_HINT,
         )
     if not _HUB_ID.fullmatch(model) or model.count("/") > 1:
-        raise RequestError(f"no folder {model!r}, and no hub id either", "MODEL is a folder, or like Qwen/Qwen2.5-7B")
+        raise RequestError(f"no folder {model!r}, and no hub id either", _MODEL_HINT)
     config_path = _download(model, revision)
     return _read(model, _commit(config_path) or revision, config_path)
 
 
+def _is_text(name: str) -> bool:
+    """Whether a name has characters alone, and no bytes that are none."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _read(location: str, revision: str | None, config_path: Path) -> ModelReference:
+    if config_path.exists() and not config_path.is_file():  # a pipe would be waited for
+        raise RequestError(f"{config_path} is no regular file", _MODEL_HINT)
     try:
         text = config_path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise RequestError(
-            f"{config_path.parent} has no config.json", "MODEL is a folder with config.json, or a hub id"
-        ) from None
+        raise RequestError(f"{config_path.parent} has no config.json", _MODEL_HINT) from None
     except UnicodeDecodeError:
         raise RequestError(f"{config_path} is no text file", "download it again") from None
     except OSError as error:
-        raise SurroundingsError(f"cannot read {config_path}: {error.strerror}") from None
+        raise SurroundingsError(f"cannot read {config_path}: {error.strerror}", f"chmod +r '{config_path}'") from None
     try:
         config = json.loads(text)
     except json.JSONDecodeError as error:
         raise RequestError(
             f"{config_path} is no JSON: {error.msg} at line {error.lineno} column {error.colno}",
             "download it again",
+        ) from None
+    except ValueError as error:  # a number of thousands of digits
+        raise RequestError(
+            f"{config_path} is no JSON that can be read: {first_line(error).partition(';')[0]}", "download it again"
         ) from None
     except RecursionError:
         raise RequestError(
@@ -86,19 +110,38 @@ def _read(location: str, revision: str | None, config_path: Path) -> ModelRefere
     if not isinstance(config, dict):
         raise RequestError(f"{config_path} is no JSON object", "download it again")
     _check_names(config, config_path)
+    for name, value in fields(config):
+        _check_field(name, value, config_path)
     return ModelReference(location, revision, config_path.parent, config, text)
 
 
 def _check_names(config: dict[str, Any], config_path: Path) -> None:
     """Refuse names of a kind that transformers would stumble over."""
     model_type, architectures = config.get("model_type"), config.get("architectures")
-    hint = "compare it with the model's page on the hub"
     if not isinstance(model_type, str | None):
-        raise RequestError(f"model_type in {config_path} is no text", hint)
+        raise RequestError(f"model_type in {config_path} is no text", _HUB_PAGE_HINT)
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     ):
-        raise RequestError(f"architectures in {config_path} is no list of class names", hint)
+        raise RequestError(f"architectures in {config_path} is no list of class names", _HUB_PAGE_HINT)
+
+
+def fields(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fields of a config and of the configs of its parts, each with the names that lead to it."""
+    for name, value in config.items():
+        yield name, value
+        if name.endswith("_config") and isinstance(value, dict):
+            yield from ((f"{name}.{inner}", found) for inner, found in fields(value))
+
+
+def _check_field(name: str, value: object, config_path: Path) -> None:
+    """Refuse what no model has, and what would be found late or never told by name."""
+    field = name.rpartition(".")[2]
+    if isinstance(value, int) and value > MAX_PARTS and _COUNT.fullmatch(field):
+        found = f"{value:,}" if value < 10**12 else "enormous"
+        raise RequestError(f"{name} in {config_path} is {found}, and no model has above {MAX_PARTS:,}", _HUB_PAGE_HINT)
+    if field in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not is_floating(value):
+        raise RequestError(f"{name} in {config_path} is {value!r}, which is no floating-point dtype", DTYPE_HINT)
 
 
 def _commit(config_path: Path) -> str | None:

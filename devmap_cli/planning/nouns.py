@@ -19,17 +19,17 @@ class Block:
         kv_cache_bytes: KV cache at the workload's final length.
         transient_bytes: the most that its forward needs beyond weights and KV cache; blocks run one after
             another, so a device needs the largest of them only.
+        fixed: the device it must go to (a pin), or None.
         streamed_bytes: the most weights that a single module in it holds itself; offloaded weights are brought to the
             computing device module by module (accelerate's AlignDevicesHook), so that much must have room there.
-        fixed: the device it must go to (a pin), or None.
     """
 
     fqns: tuple[str, ...]
     weights_bytes: int
     kv_cache_bytes: int = 0
     transient_bytes: int = 0
-    streamed_bytes: int = 0
     fixed: Device | None = None
+    streamed_bytes: int = 0
 
     @property
     def resident_bytes(self) -> int:

@@ -10,7 +10,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from pathlib import Path
 
-from devmap_cli.devices.device import Device, DeviceError
+from devmap_cli.devices.device import DEVICES_HINT, Device, DeviceError
 from devmap_cli.errors import RequestError
 from devmap_cli.model.names import is_ancestor
 from devmap_cli.model.spec import ModelSpec
@@ -18,6 +18,7 @@ from devmap_cli.planning.nouns import Block
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_RANGE_IN_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_RANGE = 100_000
 _PIN_HINT = "--pin 'model.visual=0'"
 
@@ -85,7 +86,7 @@ def parse_weights(texts: Iterable[str], option: str = "--weight") -> dict[Device
             raise RequestError(f"{option}: {item!r} is not DEVICE=NUMBER", f"{option} 0=0.5") from None
         device = _device(name, f"{option}: in {item!r}")
         if not weight.is_finite() or weight <= 0:
-            raise RequestError(f"{option}: in {item!r}: a weight is above 0", f"{option} {name}=0.5")
+            raise RequestError(f"{option}: in {item!r}: a weight is a finite number above 0", f"{option} {name}=0.5")
         if device in weights:
             raise RequestError(f"{option}: {item!r} names {device} a second time", "give each device once")
         weights[device] = Fraction(weight)
@@ -96,8 +97,7 @@ def _device(name: str, where: str) -> Device:
     try:
         return Device.parse(name)
     except DeviceError as error:
-        hint = "devices are 0, 1, …, cuda:0, npu:0, xpu:0, mps, cpu and disk"
-        raise RequestError(f"{where}: {error}", hint) from None
+        raise RequestError(f"{where}: {error}", DEVICES_HINT) from None
 
 
 def apply_pins(blocks: Sequence[Block], pins: Sequence[Pin], spec: ModelSpec) -> tuple[Block, ...]:
@@ -123,6 +123,7 @@ def apply_pins(blocks: Sequence[Block], pins: Sequence[Pin], spec: ModelSpec) ->
 
 def _pinned_blocks(pin: Pin, names: Sequence[str], block_of: Mapping[str, int]) -> list[int]:
     """Indices of the blocks at or below what a pin matches."""
+    _check_range(pin, names)
     regex = _regex(pin)
     matched = {name for name in names if regex.fullmatch(name)}
     pinned = {index for fqn, index in block_of.items() if any(name in matched for name in _ancestry(fqn))}
@@ -141,6 +142,18 @@ def _pinned_blocks(pin: Pin, names: Sequence[str], block_of: Mapping[str, int]) 
     near = difflib.get_close_matches(pin.pattern, places, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"modules: {_some(places)}"
     raise RequestError(f"{pin.origin}: {pin.pattern} matches no module", hint)
+
+
+def _check_range(pin: Pin, names: Sequence[str]) -> None:
+    """See that a range such as `{0..9}` does not reach beyond the modules that there are."""
+    braces = _RANGE_IN_BRACES.search(pin.pattern)
+    if braces is None or not any(_regex(pin).fullmatch(name) for name in names):
+        return
+    before, after = pin.pattern[: braces.start()], pin.pattern[braces.end() :]
+    for number in braces.groups():
+        end = replace(pin, pattern=before + number + after)
+        if not any(_regex(end).fullmatch(name) for name in names):
+            raise RequestError(f"{pin.origin}: in {pin.pattern}, {end.pattern} matches no module", "narrow the range")
 
 
 def _ancestry(fqn: str) -> list[str]:
@@ -188,6 +201,8 @@ def _alternatives(pin: Pin, text: str) -> str:
 def _glob(pin: Pin, text: str) -> str:
     if "{" in text or "}" in text:
         raise RequestError(f"{pin.origin}: braces in {pin.pattern} don't match", "{0..9} or {a,b}")
+    if "[" in text or "]" in text:
+        raise RequestError(f"{pin.origin}: […] in {pin.pattern} is not understood", "ranges are written {0..3}")
     parts = re.split(r"(\*\*|\*|\?)", text)
     wildcards = {"**": ".*", "*": "[^.]*", "?": "[^.]"}
     return "".join(wildcards.get(part, re.escape(part)) for part in parts)

@@ -98,7 +98,9 @@ def map_file(spec: ModelSpec, request: PlanRequest, placement: Placement) -> Map
         model=MapModel(spec.model_id, spec.revision, spec.class_name, spec.dtype, spec.quantization),
         strategy=placement.strategy,
         workload=request.workload,
-        devices=tuple(_map_device(placement, device, budget) for device, budget in request.budgets),
+        devices=tuple(
+            _map_device(placement, device, request.budgets.whole(device)) for device in request.budgets.devices
+        ),
         transfers=tuple(
             MapTransfer(source, target, num_bytes)
             for (source, target), num_bytes in sorted(transfers(spec, device_map).items())

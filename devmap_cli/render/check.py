@@ -143,14 +143,24 @@ def notes(report: CheckReport, workload: MapWorkload) -> list[str]:
     if forecast.skipped is not None:
         return [f"not rehearsed, so only weights are known: {forecast.skipped}"]
     images = "".join(f" + image {width}x{height}" for height, width in workload.images)
+    videos = "".join(f" + video {width}x{height}x{frames}" for height, width, frames in workload.videos)
     said = [
         f"predicted by a rehearsal of {workload.batch_size} × ({workload.prompt_tokens:,} + "
-        f"{workload.max_new_tokens:,} tokens{images}), attention {workload.attention}; "
-        "what the driver takes besides comes on top"
+        f"{workload.max_new_tokens:,} tokens{images}{videos}), attention {workload.attention}",
+        *_runtime_note(forecast.devices),
     ]
     if forecast.stopped_in is not None:
         said.append(f"the run ends in {forecast.stopped_in}")
     return [*said, *(f"assumed: {text.removeprefix(': ')}" for text in forecast.assumptions)]
+
+
+def _runtime_note(devices: Sequence[DeviceForecast]) -> list[str]:
+    """What comes on top of the predicted figures, by kind of device; no line where nothing does."""
+    sizes = {item.device.kind: item.runtime_overhead_bytes for item in devices if item.runtime_overhead_bytes}
+    if not sizes:
+        return []
+    told = ", ".join(f"{format_bytes(size)} on each {kind} device" for kind, size in sizes.items())
+    return [f"on top, a documented estimate for the driver and its libraries: {told}"]
 
 
 def change_lines(changes: Sequence[Change]) -> list[str]:

@@ -117,7 +117,7 @@ def _is_full_disk(error: Exception) -> bool:
     return _FULL_DISK.search(str(error)) is not None
 
 
-def _pip_hint(error: ImportError) -> str | None:
+def _pip_hint(error: ImportError) -> str:
     known = (
         "bitsandbytes",
         "sentencepiece",
@@ -129,7 +129,7 @@ def _pip_hint(error: ImportError) -> str | None:
         "torchvision",
     )
     named = next((name for name in known if name in str(error).lower()), error.name)
-    return f"pip install {named.replace('_', '-')}" if named else None
+    return f"pip install {named.replace('_', '-')}" if named else "install it, then run again"
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

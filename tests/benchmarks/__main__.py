@@ -21,6 +21,7 @@ from rich.table import Table
 
 BIN = Path(sys.executable).parent
 ROUNDS = 5
+RUN_ROUNDS = 3  # a run takes half a minute
 BUDGETS = "0:6GB,1:6GB,2:6GB"
 PROMPT = "Write a long story about a dragon who learns to sail."
 NEW_TOKENS = 48
@@ -110,7 +111,7 @@ def _run_rows(model: str, scratch: Path) -> list[tuple[str, ...]]:
         ours = [str(BIN / "devmap"), "run", "--map", map_path, "--prompt", PROMPT, "--max-new-tokens", tokens, "--json"]
         theirs = [sys.executable, "-c", PLAIN_RUN, map_path, str(scratch / "offload"), PROMPT, tokens]
         mine, plain = [], []
-        for _ in range(ROUNDS):
+        for _ in range(RUN_ROUNDS):
             mine.append(json.loads(_output(ours))["measured"])
             plain.append(json.loads(_output(theirs)))
         load, rate = "load_seconds", "decode_tokens_per_second"

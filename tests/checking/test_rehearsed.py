@@ -179,3 +179,11 @@ def test_code_that_fails_with_this_map_alone_is(qwen2: Subject, monkeypatch: pyt
     (finding,) = forecast.findings
     assert (finding.code, finding.severity) == ("run-fails", "error")
     assert finding.consequence.endswith("TypeError: two devices are too many")
+
+
+def test_what_the_driver_takes_is_told_apart_and_decides_nothing(qwen2: Subject) -> None:
+    need = peaks(qwen2.check(WHOLE))["GPU 0"]
+    report = qwen2.check(WHOLE, {0: need})  # nothing is left for a driver
+    assert report.passed
+    first = report.to_document()["devices"][0]
+    assert (first["peak_bytes"], first["free_bytes"], first["runtime_overhead_bytes"]) == (need, 0, 640 * MIB)

@@ -44,7 +44,7 @@ def test_every_strategy_plans_for_cards(devmap: Run, toy: MakeToy, strategy: Str
 def test_reserves_and_pins(devmap: Run, toy: MakeToy) -> None:
     options = ("--gpus", "T4,A10", "--reserve", "0=1GiB,1=10%", "--max-memory", "cpu:1GB", "--pin", "lm_head=1")
     done = devmap("plan", toy("qwen2"), *options, "--json")
-    assert budgets(done) == {0: T4_BYTES - 2**30, 1: A10_BYTES - A10_BYTES // 10, "cpu": 10**9}
+    assert budgets(done) == {0: T4_BYTES, 1: A10_BYTES, "cpu": 10**9}
     assert json.loads(done.stdout)["device_map"]["lm_head"] == 1
 
 
@@ -63,7 +63,7 @@ def test_cpu_and_disk_only_where_named(devmap: Run, toy: MakeToy) -> None:
         (["--gpus", ""], "empty", "--gpus '2xT4,1xA10'"),
         (["--gpus", "T4", "--max-memory", "1:10GB"], "names GPU 1, but --gpus", "--max-memory 'cpu:30GB'"),
         (["--gpus", "T4", "--max-memory", ""], "empty", "--max-memory"),
-        (["--gpus", "T4", "--max-memory", "cpu:80%"], "share of its cpu is unknown", "--max-memory 'cpu:30GB'"),
+        (["--gpus", "T4", "--max-memory", "cpu:80%"], "so 80% (--max-memory) of its cpu is unknown", "cpu:10GB"),
         (["--gpus", "T4", "--reserve", "1=1GB"], "no budget", "0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -86,11 +87,11 @@ def test_usage_errors(devmap: Callable[..., Outcome], arguments: list[str], erro
 @pytest.mark.parametrize(
     ("error", "exit_code"),
     [
-        (FindingsError("no"), 1),
-        (RequestError("wrong"), 2),
-        (SurroundingsError("gone"), 3),
-        (OutOfMemoryError("full"), 4),
-        (DevmapError("lost"), 70),
+        (FindingsError("no", "try"), 1),
+        (RequestError("wrong", "try"), 2),
+        (SurroundingsError("gone", "try"), 3),
+        (OutOfMemoryError("full", "try"), 4),
+        (DevmapError("lost", "try"), 70),
         (ZeroDivisionError("by zero"), 70),
         (KeyboardInterrupt(), 130),
         (OSError(28, "No space left on device", "map.json"), 3),
@@ -169,7 +170,83 @@ def test_colours_on_a_terminal_unless_unwanted(described: Path) -> None:
     assert "\x1b[36m" in on_a_terminal(["inspect", described], described)
     plain = on_a_terminal(["inspect", described], described, NO_COLOR="1")
     assert "Qwen2ForCausalLM" in plain
-    assert "\x1b[36m" not in plain
+    assert "\x1b" not in plain
+
+
+def test_no_line_ends_in_blanks_when_piped(described: Path) -> None:
+    for command in (["inspect"], ["plan", "--max-memory", "0:9MB,1:9MB"]):
+        lines = run_devmap(*command, described, cwd=described).stdout.splitlines()
+        assert lines
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+def in_a_shell(redirections: str, *arguments: object, cwd: Path, **env: str) -> Outcome:
+    """Run `devmap` with its streams redirected by a shell."""
+    command = shlex.join([*DEVMAP, *map(str, arguments)])
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{command} {redirections}"],
+        cwd=cwd,
+        env=environment(env),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def test_streams_that_are_closed(described: Path) -> None:
+    plan = ("plan", described, "--max-memory", "0:9MB,1:9MB")
+    assert in_a_shell(">&-", *plan, cwd=described) == Outcome(0, "", "wrote map.json\n")
+    assert in_a_shell(">&-", *plan, "--json", cwd=described) == Outcome(0, "", "")
+    assert in_a_shell("2>&-", *plan, cwd=described).exit_code == 0
+    assert in_a_shell("2>&-", "inspect", described / "missing", cwd=described) == Outcome(2, "", "")
+    unasked = in_a_shell("<&-", "run", "--map", "map.json", cwd=described)
+    assert (unasked.exit_code, unasked.error) == (2, "there is no prompt")
+    assert "standard input is empty" in in_a_shell("<&-", "check", "--map", "-", cwd=described).error
+
+
+@pytest.mark.parametrize("env", [{}, {"PYTHONUNBUFFERED": "1"}])
+def test_a_full_stdout_is_named(described: Path, env: dict[str, str]) -> None:
+    done = in_a_shell(">/dev/full", "inspect", described, cwd=described, **env)
+    assert (done.exit_code, done.error) == (3, "standard output: No space left on device")
+    assert done.hint
+
+
+def test_encodings_without_box_characters(described: Path) -> None:
+    plan = ("plan", described, "--max-memory", "0:9MB,1:9MB")
+    for env in ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}):
+        done = run_devmap(*plan, cwd=described, env=env)
+        assert (done.exit_code, done.stderr) == (0, "wrote map.json\n")
+        assert "#####" in done.stdout
+        assert "1 x (2,048" in done.stdout
+        assert "|-- model" in run_devmap("inspect", described, cwd=described, env=env).stdout
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signals_end_in_one_error_line(tmp_path: Path, number: signal.Signals, exit_code: int) -> None:
+    pipe = tmp_path / "map.json"
+    os.mkfifo(pipe)
+    with subprocess.Popen(
+        [*DEVMAP, "check", "--map", pipe], stderr=subprocess.PIPE, cwd=tmp_path, env=environment(), text=True
+    ) as process:
+        writer = os.open(pipe, os.O_WRONLY)  # waits until devmap reads the map
+        process.send_signal(number)
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+        assert process.wait(timeout=60) == exit_code
+        os.close(writer)
+    assert lines == [f"error: stopped by {number.name}", f"hint: {cli.STOPPED_HINT}"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plan", "{}", "--max-memory", "0:9MB", "-o", ""], ["inspect", ""], ["check", "--map", ""]]
+)
+def test_empty_names(devmap: Callable[..., Outcome], described: Path, arguments: list[str]) -> None:
+    done = devmap(*(argument.format(described) for argument in arguments))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "empty" in done.error
+    assert done.hint
 
 
 def test_a_reader_that_leaves_early(described: Path) -> None:
@@ -208,7 +285,7 @@ def test_interrupted_while_working(toy: MakeToy, tmp_path: Path) -> None:
         assert process.stderr is not None
         assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
-        assert process.stderr.read() == "error: interrupted\n"
+        assert process.stderr.read().splitlines() == ["error: interrupted", f"hint: {cli.STOPPED_HINT}"]
         assert process.wait(timeout=60) == 130
     assert time.monotonic() - started < 60  # it did not sleep to the end
 

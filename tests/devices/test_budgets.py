@@ -30,9 +30,9 @@ def test_apple_gpu_and_cpu() -> None:
 
 
 def test_the_last_colon_splits() -> None:
-    assert parse_max_memory("cuda:1:80%, npu:0:-2GiB ,DISK:1TB") == {
+    assert parse_max_memory("cuda:1:80%, cuda:0:-2GiB ,DISK:1TB") == {
         GPU1: parse_amount("80%"),
-        Device("npu", 0): parse_amount("-2GiB"),
+        GPU0: parse_amount("-2GiB"),
         DISK: Amount(1000 * GB),
     }
 
@@ -84,7 +84,7 @@ def test_an_unknown_device_lists_the_known_ones() -> None:
     with pytest.raises(RequestError) as caught:
         parse_max_memory("0:10GB,gpu1:10GB")
     assert caught.value.message == "--max-memory: in 'gpu1:10GB': 'gpu1' is no device"
-    assert caught.value.hint == "devices are 0, 1, …, cuda:0, npu:0, xpu:0, mps, cpu and disk"
+    assert caught.value.hint == "devices are 0, 1 and so on, cuda:0, npu:0, xpu:0, mps, cpu and disk"
 
 
 @pytest.mark.parametrize("text", ["0:10GB,cuda:0:12GB", "cuda:0:10GB,0:12GB", "cpu:1GB,CPU:2GB", "mps:1GB,mps:0:1GB"])
@@ -148,7 +148,30 @@ def test_a_share_of_a_device_that_is_not_here(amount: str, reserve: str | None) 
         resolve_budgets(parse_max_memory(f"1:{amount}"), reserves, {GPU0: GB})
     assert caught.value.exit_code == 3
     assert caught.value.message.startswith("GPU 1 is not on this machine")
-    assert caught.value.hint == "give its budget in bytes, for example --max-memory '1:10GB'"
+    example = "--reserve '1=2GB'" if reserve else "--max-memory '1:10GB'"
+    assert caught.value.hint == f"give it in bytes, for example {example}"
+
+
+def test_all_but_an_amount_is_not_called_a_share() -> None:
+    with pytest.raises(SurroundingsError, match=r"so all but 1.00 GiB \(--reserve\) of it is unknown"):
+        resolve_budgets(parse_max_memory("1:10GB"), parse_reserves(["1=-1GiB"]), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "corrected"),
+    [("0=5GB", "0:5GB"), ("0:1GB,cuda:1=5GB", "0:1GB,cuda:1:5GB"), ("cuda:0", "cuda:0:10GB")],
+)
+def test_the_other_separator_is_corrected(text: str, corrected: str) -> None:
+    with pytest.raises(RequestError, match="is not DEVICE:SIZE") as caught:
+        parse_max_memory(text)
+    assert example_in(caught.value) == corrected
+
+
+@pytest.mark.parametrize("text", ["npu:0:1GB,0:1GB", "0:1GB,xpu:0:1GB", "cuda:0:1GB,mps:1GB"])
+def test_accelerators_are_of_one_kind(text: str) -> None:
+    with pytest.raises(RequestError, match="mixes kinds of accelerators") as caught:
+        parse_max_memory(text)
+    assert caught.value.hint
 
 
 def test_a_reserve_needs_a_budget() -> None:
@@ -158,14 +181,13 @@ def test_a_reserve_needs_a_budget() -> None:
 
 
 @given(
-    st.dictionaries(
-        st.one_of(
-            st.builds(Device, st.sampled_from(["cuda", "npu", "xpu"]), st.integers(0, 20)),
-            st.sampled_from([CPU, DISK, Device("mps")]),
-        ),
-        st.integers(1, 10**15),
-        min_size=1,
-        max_size=6,
+    st.sampled_from(["cuda", "npu", "xpu"]).flatmap(
+        lambda kind: st.dictionaries(
+            st.builds(Device, st.just(kind), st.integers(0, 20)) | st.sampled_from([CPU, DISK]),
+            st.integers(1, 10**15),
+            min_size=1,
+            max_size=6,
+        )
     )
 )
 def test_any_budgets_survive_being_written_out(sizes: dict[Device, int]) -> None:

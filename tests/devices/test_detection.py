@@ -137,3 +137,8 @@ def test_unified_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_machine_without_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, None, [])
     assert [item.device for item in detect()] == [CPU, DISK]
+
+
+def test_a_share_of_a_disk_is_of_what_is_free() -> None:
+    assert DetectedDevice(DISK, "disk", total_bytes=100, free_bytes=40).shared_bytes == 40
+    assert DetectedDevice(CPU, "host RAM", total_bytes=100, free_bytes=40).shared_bytes == 100

@@ -50,3 +50,9 @@ def test_what_a_map_holds_names_the_same_device(kind: str, index: int) -> None:
     device = Device(kind, index)
     assert Device.parse(device.map_value) == device
     assert Device.parse(str(device)) == device
+
+
+@pytest.mark.parametrize("text", ["1024", "cuda:9999", "9" * 5000])
+def test_a_number_above_any_machine_is_a_typo(text: str) -> None:
+    with pytest.raises(DeviceError, match="no machine has a number above 1023"):
+        Device.parse(text)

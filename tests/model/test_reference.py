@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from devmap_cli.errors import DevmapError, RequestError, SurroundingsError
+from devmap_cli.errors import DevmapError, RequestError
 from devmap_cli.model.load import load_spec
 from devmap_cli.model.reference import resolve
 from tests.support.toys import TOYS, write_config
@@ -72,8 +74,54 @@ def test_a_folder_without_a_config(tmp_path: Path) -> None:
 def test_a_config_that_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     error = refusal(lambda: resolve(str(tmp_path)))
-    assert isinstance(error, SurroundingsError)
-    assert "cannot read" in error.message
+    assert isinstance(error, RequestError)
+    assert "is no regular file" in error.message
+
+
+def test_a_config_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    error = refusal(lambda: resolve(str(tmp_path)))
+    assert (error.exit_code, error.message) == (2, f"{tmp_path / 'config.json'} is no regular file")
+
+
+def test_an_empty_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal(lambda: resolve("")).message == "MODEL is empty"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"hidden_size": ' + "9" * 5000 + "}", "Exceeds the limit"),
+        ('{"num_hidden_layers": 10001}', "num_hidden_layers in"),
+        ('{"vision_config": {"depth": 10001}}', "vision_config.depth in"),
+        ('{"num_local_experts": 1000000}', "num_local_experts in"),
+        ('{"dtype": "complex"}', "'complex', which is no floating-point dtype"),
+        ('{"text_config": {"torch_dtype": 16}}', "text_config.torch_dtype in"),
+    ],
+    ids=["digits", "layers", "depth", "experts", "dtype", "part"],
+)
+def test_fields_that_no_model_has(tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    error = refusal(lambda: resolve(str(tmp_path)))
+    assert error.exit_code == 2
+    assert said in error.message
+    assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hidden_act": "nope"}, "hidden_act is 'nope', which transformers does not know"),
+        ({"num_attention_heads": 0}, "num_attention_heads in config.json must be above 0"),
+        ({"vocab_size": -5}, "vocab_size in config.json must be above 0"),
+        ({"hidden_size": "x"}, "expected int, got str (value: 'x')"),
+    ],
+)
+def test_a_field_that_the_class_refuses_is_named(toy: Callable[..., Path], changes: dict[str, Any], said: str) -> None:
+    error = refusal(lambda: load_spec(str(toy("qwen2", **changes))))
+    assert error.exit_code == 2
+    assert said in error.message
 
 
 @pytest.mark.parametrize(

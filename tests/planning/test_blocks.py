@@ -157,7 +157,7 @@ def test_on_one_device_the_layers_stay_named() -> None:
 def test_a_model_that_is_one_block_has_the_root_as_its_key() -> None:
     spec = spec_of(ModuleSpec("", "Linear", (tensor("weight", 4),)))
     blocks = blocks_of(spec, 0, 1)
-    assert blocks == (Block(("",), 4),)
+    assert blocks == (Block(("",), 4, streamed_bytes=4),)
     assert device_map_of(spec, placed(blocks, GPU0)) == {"": 0}
 
 

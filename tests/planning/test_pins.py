@@ -134,3 +134,15 @@ def test_weights() -> None:
 def test_text_that_is_no_weight(text: str) -> None:
     with pytest.raises(RequestError):
         parse_weights([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("model.layers.{0..99}=0", "model.layers.99 matches no module"),
+        ("model.layers.[0-3]=0", "is not understood"),
+    ],
+)
+def test_ranges_beyond_the_model_and_shell_ranges_are_refused(text: str, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        apply_pins(blocks_of(model(), 0, 1), [parse_pin(text)], model())

@@ -92,3 +92,15 @@ def test_map_file_figures_are_the_placements() -> None:
     assert by_device[0]["free_bytes"] == 10
     assert sum(item["weights_bytes"] for item in document["devices"]) == 400
     assert list(document["device_map"]) == [f"layers.{index}" for index in range(LAYERS)]
+
+
+def test_what_is_reserved_is_left_free_and_part_of_the_budget() -> None:
+    # 480 bytes are needed: 600 less 120 is just enough, less 121 is not
+    request = PlanRequest("balanced", Budgets.of({GPU: 480}, {GPU: 120}), WORKLOAD)
+    answer = make_plan(model(), request)
+    assert isinstance(answer, Placement)
+    (device,) = map_file(model(), request, answer).devices
+    assert (device.budget_bytes, device.peak_bytes, device.free_bytes) == (600, 480, 120)
+    assert isinstance(
+        make_plan(model(), PlanRequest("balanced", Budgets.of({GPU: 479}, {GPU: 121}), WORKLOAD)), Infeasible
+    )

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from devmap_cli.checking.check import CheckReport
 from devmap_cli.checking.findings import Finding
+from devmap_cli.checking.forecast import DeviceForecast, Forecast, PhasePeak
 from devmap_cli.checking.repair import Change
 from devmap_cli.devices.device import Device
-from devmap_cli.render.check import change_lines, grouped
+from devmap_cli.mapfile import MapWorkload
+from devmap_cli.render.check import change_lines, grouped, notes
 
 GPU_0, GPU_1 = Device.parse(0), Device.parse(1)
 
@@ -66,3 +69,22 @@ def test_equal_changes_are_one_line() -> None:
         "fixed  model.h.3 → GPU 1: was h.3",
         "fixed  h.9 removed: names no part of the model",
     ]
+
+
+def foretold(*devices: int | str) -> CheckReport:
+    """A report of a rehearsal in which each device held 7 MiB of weights."""
+    load = PhasePeak("load", 7 << 20, 0, 0, 0)
+    parsed = map(Device.parse, devices)
+    return CheckReport({}, (), Forecast(tuple(DeviceForecast(device, None, (load,), load) for device in parsed)))
+
+
+def test_what_the_driver_takes_is_told_once_for_each_kind_of_device() -> None:
+    said = notes(foretold(0, 1, "npu:0", "cpu"), MapWorkload())
+    assert said[1:] == [
+        "on top, a documented estimate for the driver and its libraries: "
+        "640.0 MiB on each cuda device, 512.0 MiB on each npu device"
+    ]
+
+
+def test_devices_without_a_driver_have_no_such_line() -> None:
+    assert len(notes(foretold("sim:0", "cpu"), MapWorkload())) == 1

@@ -78,8 +78,9 @@ def _on_the_fly(scheme: str, stored: tuple[str, dict[str, Any]] | None) -> Quant
 
 def modelopt_text(folder: Path) -> str | None:
     """The text of ModelOpt's own file beside config.json; None without one."""
+    path = folder / MODELOPT_NAME
     try:
-        return (folder / MODELOPT_NAME).read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8") if path.is_file() else None
     except (OSError, UnicodeDecodeError):
         return None
 
