@@ -51,7 +51,7 @@ function _shtab_devmap_using
 end
 
 set -g _shtab_devmap_commands inspect plan check run
-set -g _shtab_devmap_opts_with_value --attention --batch-size --depth --dtype --gpus --image --map --max-memory --max-new-tokens --model --offload-folder --output --pin --prompt --prompt-file --prompt-tokens --quantize --reserve --revision --rules --seed --strategy --temperature --weight -o
+set -g _shtab_devmap_opts_with_value --attention --batch-size --depth --dtype --gpus --image --map --max-memory --max-new-tokens --model --offload-folder --output --pin --prompt --prompt-file --prompt-tokens --quantize --reserve --revision --rules --seed --strategy --temperature --video --weight -o
 
 complete -c devmap -e
 complete -c devmap -f
@@ -96,6 +96,7 @@ complete -c devmap -n '_shtab_devmap_using check' -l prompt-tokens -x -d 'Length
 complete -c devmap -n '_shtab_devmap_using check' -l max-new-tokens -x -d 'Length of the answer [default: the map'"'"'s, or 256].'
 complete -c devmap -n '_shtab_devmap_using check' -l batch-size -x -d 'Sequences at once [default: the map'"'"'s, or 1].'
 complete -c devmap -n '_shtab_devmap_using check' -l image -x -d 'An image in the prompt, in pixels; repeatable.'
+complete -c devmap -n '_shtab_devmap_using check' -l video -x -d 'A video in the prompt: pixels, and the frames that the model sees; repeatable.'
 complete -c devmap -n '_shtab_devmap_using check' -l attention -x -d 'sdpa, eager or flash_attention_2 [default: the map'"'"'s].'
 complete -c devmap -n '_shtab_devmap_using check' -l max-memory -x -d 'What the process may take, like '"'"'0:10GB,1:80%'"'"' [default: the map'"'"'s budgets, or no limit].'
 complete -c devmap -n '_shtab_devmap_using check' -l fix -d 'Write a repaired map beside the given one.'

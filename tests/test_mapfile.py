@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,13 @@ class TestRefusals:
         content = document()
         content["workload"]["images"] = [size]
         assert "'images'[0]" in refusal(write_json(tmp_path, content)).message
+
+    def test_videos_are_read_back_and_not_written_where_there_are_none(self, tmp_path: Path) -> None:
+        workload = MapWorkload(videos=((480, 640, 16),))
+        written = replace(example(), workload=workload)
+        path = write_json(tmp_path, written.to_document())
+        assert read_map(path).workload == workload
+        assert "videos" not in example().to_document()["workload"]
 
     @pytest.mark.parametrize("size", [[1], [1, 2], [1, 2, 0], [1, 2, 3, 4], "abc"])
     def test_videos_that_are_no_sizes(self, tmp_path: Path, size: object) -> None:

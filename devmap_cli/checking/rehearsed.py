@@ -73,7 +73,7 @@ class Rehearser:
         try:
             make_inputs(self.model.config, self.simulated_workload())
         except ValueError as error:
-            raise RequestError(first_line(error).rstrip("."), "see --prompt-tokens and --image") from error
+            raise RequestError(first_line(error).rstrip("."), "see --prompt-tokens, --image and --video") from error
         skipped = self._reason_to_skip(device_map)
         trial = _Trial(self, device_map)
         return trial.skipped(skipped) if skipped else trial.forecast()

@@ -47,6 +47,14 @@ def check(
         list[str] | None,
         typer.Option("--image", metavar="WxH", help="An image in the prompt, in pixels; repeatable."),
     ] = None,
+    video: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--video",
+            metavar="WxHxFRAMES",
+            help="A video in the prompt: pixels, and the frames that the model sees; repeatable.",
+        ),
+    ] = None,
     attention: Annotated[
         str | None,
         typer.Option("--attention", metavar="NAME", help="sdpa, eager or flash_attention_2 [default: the map's]."),
@@ -75,9 +83,9 @@ def check(
     from devmap_cli.mapfile import read_map
 
     target = _target(map_path, output, fix=fix, as_json=as_json)
-    images = tuple(map(_image, image or ()))
+    images, videos = tuple(map(_image, image or ())), tuple(map(_video, video or ()))
     document = read_map(map_path)
-    workload = _workload(document, prompt_tokens, max_new_tokens, batch_size, images, attention)
+    workload = _workload(document, prompt_tokens, max_new_tokens, batch_size, images, videos, attention)
     budgets = _budgets(document, max_memory)
     rehearser = _rehearser(document, model, revision, workload, budgets, trust_remote_code=trust_remote_code)
     report = check_document(document, rehearser)
@@ -116,12 +124,22 @@ def _image(text: str) -> tuple[int, int]:
     return int(match["height"]), int(match["width"])
 
 
+def _video(text: str) -> tuple[int, int, int]:
+    """Height, width and number of frames of `WxHxFRAMES`."""
+    size, _, frames = text.strip().lower().replace("×", "x").rpartition("x")
+    match = _IMAGE.fullmatch(size)
+    if match is None or not frames.isdecimal() or int(frames) < 1:
+        raise RequestError(f"--video: {text!r} is not WIDTHxHEIGHTxFRAMES", "--video 1280x720x16")
+    return int(match["height"]), int(match["width"]), int(frames)
+
+
 def _workload(
     document: MapFile,
     prompt_tokens: int | None,
     max_new_tokens: int | None,
     batch_size: int | None,
     images: tuple[tuple[int, int], ...],
+    videos: tuple[tuple[int, int, int], ...],
     attention: str | None,
 ) -> MapWorkload:
     """What was asked for, else the map's own, else what `plan` takes."""
@@ -139,6 +157,7 @@ def _workload(
         prompt_tokens=prompt_tokens or planned.prompt_tokens,
         max_new_tokens=max_new_tokens or planned.max_new_tokens,
         images=images or planned.images,
+        videos=videos or planned.videos,
         attention=attention or planned.attention,
     )
 

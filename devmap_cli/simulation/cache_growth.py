@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from typing import Any
 
 
@@ -18,15 +18,18 @@ def tensors_of(cache: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def grow(cache: Any, num_tokens: int) -> None:
+def grow(cache: Any, num_tokens: int, cross_attention_layers: Collection[int] = ()) -> None:
     """Let `cache` hold `num_tokens` more, where it grows with them; sliding windows no longer than they get.
+
+    `cross_attention_layers` are places of layers that keep images, not tokens, and don't grow.
 
     Layers change one after the other, each with the old and the new tensor in memory for a moment, as when a
     generated token is appended.
     """
     own = getattr(cache, "self_attention_cache", cache)  # the cross attention of an encoder-decoder does not grow
-    for layer in _layers(own):
-        if not getattr(layer, "is_initialized", True) or _length(layer) == 0:
+    for index, layer in enumerate(_layers(own)):
+        is_fixed = index in cross_attention_layers
+        if is_fixed or not getattr(layer, "is_initialized", True) or _length(layer) == 0:
             continue
         length = _length(layer)
         # Names only: whoever holds the old tensors here keeps them in memory.

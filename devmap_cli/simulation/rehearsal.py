@@ -11,7 +11,7 @@ import torch
 from devmap_cli.simulation.attention_choice import attention_of
 from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.cache_growth import grow, tensors_of
-from devmap_cli.simulation.inputs import make_inputs
+from devmap_cli.simulation.inputs import cast_by_people, make_inputs
 from devmap_cli.simulation.machine import active_machine
 from devmap_cli.simulation.placement import device_of, normalized, placed
 from devmap_cli.simulation.shapes import Shapes
@@ -171,8 +171,8 @@ class _Run:
     def _generate(self) -> None:
         device = self._first_device()
         inputs = {name: value.to(device) for name, value in self._inputs.items()}
-        if "input_features" in inputs:  # speech models don't cast them; people do
-            inputs["input_features"] = inputs["input_features"].to(self._dtype() or self.model.dtype)
+        for name in inputs.keys() & set(cast_by_people(self.model.config)):
+            inputs[name] = inputs[name].to(self._dtype() or self.model.dtype)
         if not self.model.can_generate():
             self.model(**inputs)
             return
@@ -209,7 +209,7 @@ class _Run:
         num_between = self.workload.max_new_tokens - 2
         if num_between == 0:
             return model_kwargs
-        grow(cache, num_between)
+        grow(cache, num_between, getattr(self.model.config.get_text_config(), "cross_attention_layers", ()))
         return _longer(model_kwargs, num_between, is_encoder_decoder=self.model.config.is_encoder_decoder)
 
     def transfers(self) -> tuple[Transfer, ...]:

@@ -8,6 +8,7 @@ assumption is noted.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -261,7 +262,12 @@ def _is_small(call: Call) -> bool:
     except (NotImplementedError, RuntimeError):  # the shape depends on the numbers, or there is no inference
         return True
     found = _tensors_among(results if isinstance(results, (tuple, list)) else [results])
-    return all(tensor.numel() <= MAX_KNOWN_ELEMENTS for tensor in found)
+    return all(_num_distinct(tensor) <= MAX_KNOWN_ELEMENTS for tensor in found)
+
+
+def _num_distinct(tensor: torch.Tensor) -> int:
+    """Its elements, those that lie in one place counted once: a mask expanded over a dimension is no larger for it."""
+    return math.prod(size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
 
 
 def _shape_of(value: Any) -> Any:

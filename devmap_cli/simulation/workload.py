@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Workload:
     """One call of `generate`: equal prompts of `prompt_tokens`, image tokens among them, `max_new_tokens` each.
 
-    `images` are (width, height) in pixels, those of one prompt. `attention` is "sdpa", "eager" or
+    `images` are (width, height) in pixels, those of one prompt; `videos` are (width, height, frames), with the frames
+    that the model sees. `attention` is "sdpa", "eager" or
     "flash_attention_2". `dtype` casts the weights ("bfloat16"), None leaves them as the model has them.
     """
 
@@ -19,6 +20,7 @@ class Workload:
     images: tuple[tuple[int, int], ...] = ()
     attention: str = "sdpa"
     dtype: str | None = None
+    videos: tuple[tuple[int, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "prompt_tokens", "max_new_tokens"):

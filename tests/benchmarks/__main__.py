@@ -54,8 +54,7 @@ class Clock(BaseStreamer):
     times = []
     def put(self, value): self.times.append(time.perf_counter())
     def end(self): pass
-with torch.inference_mode():
-    model.generate(**inputs.to(model.device), max_new_tokens=int(sys.argv[4]), do_sample=False, streamer=Clock())
+model.generate(**inputs.to(model.device), max_new_tokens=int(sys.argv[4]), do_sample=False, streamer=Clock())
 first, last = Clock.times[1], Clock.times[-1]
 print(json.dumps({"load_seconds": load_seconds, "decode_tokens_per_second": (len(Clock.times) - 2) / (last - first)}))
 """

@@ -262,6 +262,16 @@ def test_qwen2_vl_with_everything_named_runs(qwen2_vl: Subject, rotary_emb: int)
     assert qwen2_vl.check(embeddings_on_gpu_1(rotary_emb=rotary_emb), workload=WITH_IMAGE).findings == ()
 
 
+def test_qwen2_vl_with_a_video_needs_more_where_its_vision_tower_is(qwen2_vl: Subject) -> None:
+    need = []
+    for num_frames in (2, 16):
+        workload = MapWorkload(prompt_tokens=1024, max_new_tokens=8, videos=((224, 224, num_frames),))
+        report = qwen2_vl.check(embeddings_on_gpu_1(rotary_emb=0), workload=workload)
+        assert report.findings == ()
+        need.append(report.forecast.devices[0].phases[1].activation_bytes)
+    assert need[1] > need[0]
+
+
 def guide_map() -> Mapping[str, int | str]:
     """A map for Qwen2.5-VL-7B as a guide gives it, written by hand for an older transformers."""
     return {

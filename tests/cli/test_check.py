@@ -182,6 +182,7 @@ def test_memory_is_told_with_device_and_phase(devmap: Run, toy: MakeToy) -> None
         (("--map", "-", "--fix"), "there is no file beside standard input", "-o"),
         (("--map", "map.json", "--fix", "-o", "-", "--json"), "both want standard output", "file"),
         (("--map", "map.json", "--image", "12"), "--image: '12' is not WIDTHxHEIGHT", "1024x768"),
+        (("--map", "map.json", "--video", "64x64"), "--video: '64x64' is not WIDTHxHEIGHTxFRAMES", "1280x720x16"),
         (("--map", "map.json", "--attention", "x"), "--attention: 'x'", "sdpa"),
         (("--map", "map.json", "--max-memory", "0:10"), "no unit", "0:10GB"),
     ],
@@ -205,6 +206,9 @@ def test_a_vision_model_is_rehearsed_with_its_image(devmap: Run, toy: MakeToy) -
     with_image = json.loads(devmap(*arguments, "--image", "112x56").stdout)
     without = json.loads(devmap(*arguments).stdout)
     assert with_image["workload"]["images"] == [[56, 112]]
+    with_video = json.loads(devmap(*arguments, "--video", "112x56x4").stdout)
+    assert with_video["workload"]["videos"] == [[56, 112, 4]]
+    assert with_video["passed"]
     assert with_image["passed"]
     assert without["workload"]["images"] == []
     assert with_image["devices"][0]["phases"][1] != without["devices"][0]["phases"][1]

@@ -86,5 +86,10 @@ def test_what_the_driver_takes_is_told_once_for_each_kind_of_device() -> None:
     ]
 
 
+def test_pictures_are_told_width_first() -> None:
+    workload = MapWorkload(1, 512, 8, ((480, 640),), videos=((224, 448, 16),))
+    assert "(512 + 8 tokens + image 640x480 + video 448x224x16)" in notes(foretold(0), workload)[0]
+
+
 def test_devices_without_a_driver_have_no_such_line() -> None:
     assert len(notes(foretold("sim:0", "cpu"), MapWorkload())) == 1

@@ -85,3 +85,13 @@ def test_apples_gpu_has_its_peaks_sampled(monkeypatch: pytest.MonkeyPatch) -> No
     assert (reading.allocated_bytes, reading.peak_allocated_bytes) == (20, 70)
     assert (reading.reserved_bytes, reading.peak_reserved_bytes) == (25, 75)
     assert (reading.free_bytes, reading.total_bytes) == (75, 100)
+
+
+def test_the_host_s_peak_outlives_what_made_it() -> None:
+    with meter_for(CPU, None) as meter:
+        before = meter.read()
+        block = bytearray(200 << 20)  # 200 MiB, written to and let go
+        del block
+        after = meter.read()
+    assert after.peak_allocated_bytes - before.allocated_bytes > 150 << 20
+    assert after.peak_allocated_bytes >= after.allocated_bytes

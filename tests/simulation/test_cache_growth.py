@@ -57,6 +57,13 @@ def test_the_cross_attention_does_not_grow() -> None:
         assert [shape[2] for shape in shapes(cache)] == [7, 7, 9, 9]
 
 
+def test_layers_among_others_that_keep_images_do_not_grow() -> None:
+    with simulated_devices([64 * MIB]):
+        cache = filled(DynamicCache(), 3, 9)
+        grow(cache, 4, cross_attention_layers=[1])
+        assert [shape[2] for shape in shapes(cache)] == [13, 13, 9, 9, 13, 13]
+
+
 def test_layers_grow_one_after_the_other() -> None:
     with simulated_devices([64 * MIB]) as machine:
         cache = filled(DynamicCache(), 4, 100)

@@ -222,6 +222,17 @@ def test_encoder_decoders_are_rehearsed() -> None:
     assert all(device.phases["decode"].kv_cache_bytes > 0 for device in rehearsal.devices[1:2])
 
 
+def test_frames_of_a_video_take_memory_in_the_vision_tower() -> None:
+    few, many = (
+        rehearsed("qwen2_5_vl", [0, 0, 1, 1], workload={"images": (), "videos": ((56, 56, frames),)})
+        for frames in (2, 8)
+    )
+    # 3 pairs of frames more, each of 16 patches of 3 x 2 x 14 x 14 float32 numbers, for 2 prompts
+    more = many.devices[0].allocated_bytes["prefill"] - few.devices[0].allocated_bytes["prefill"]
+    assert more >= 2 * 3 * 16 * 3 * 2 * 14 * 14 * 4
+    assert "model.visual.blocks.0" in many.module_order
+
+
 @pytest.mark.parametrize(("name", "tower"), [("qwen2_5_vl", "model.visual"), ("gemma3", "model.vision_tower")])
 def test_images_reach_the_vision_tower(name: str, tower: str) -> None:
     with_image, without = rehearsed(name, [0, 0, 1, 1]), rehearsed(name, [0, 0, 1, 1], workload={"images": ()})

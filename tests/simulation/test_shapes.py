@@ -130,6 +130,14 @@ def test_masks_select_as_many_rows_as_they_have_true() -> None:
         assert assumptions[0] == "a mask that depends on unknown numbers is all true"
 
 
+def test_a_known_mask_stays_known_however_far_it_is_expanded() -> None:
+    with shapes_only() as assumptions:
+        mask = torch.tensor([True, False, True, True], device=0)
+        width = MAX_KNOWN_ELEMENTS
+        assert unknown(4, width)[mask.unsqueeze(-1).expand(4, width)].shape == (3 * width,)
+        assert assumptions == []
+
+
 def test_writing_through_a_mask() -> None:
     with shapes_only():
         hidden = unknown(4, 5)
