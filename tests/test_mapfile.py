@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from devmap_cli.devices.device import Device
 from devmap_cli.errors import RequestError, SurroundingsError
+from devmap_cli.files import atomic_write
 from devmap_cli.mapfile import (
     MAX_MAP_BYTES,
     MapDevice,
@@ -24,7 +25,6 @@ from devmap_cli.mapfile import (
     MapModel,
     MapTransfer,
     MapWorkload,
-    atomic_write,
     read_map,
     write_map,
 )

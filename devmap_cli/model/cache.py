@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from devmap_cli import __version__
-from devmap_cli.mapfile import atomic_write
+from devmap_cli.files import atomic_write
 from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
 
 PACKAGES = ("transformers", "torch", "accelerate")
