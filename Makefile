@@ -24,6 +24,7 @@ lint: $(VENV)/dev.stamp ## ruff and a strict type check
 bench: $(VENV)/dev.stamp $(MODEL)/config.json ## measure against transformers and accelerate, side by side
 	$(PYTHON) -m tests.benchmarks $(MODEL)
 	$(PYTHON) -m tests.benchmarks.rehearsals
+	$(PYTHON) -m tests.benchmarks.speeds
 
 completions: $(VENV)/dev.stamp ## write completions/ and the help texts in README.md
 	$(PYTHON) -m tests.surface

@@ -13,7 +13,7 @@ from tests.support.processes import run_devmap
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 CONFIGS = Path(__file__).parents[2] / "shared" / "corpus" / "configs"
-_EXAMPLE = re.compile(r"```console\n\$ devmap (?P<command>(?:inspect|plan) \w+/.*)\n(?P<output>(?:.*\n)*?)```")
+_EXAMPLE = re.compile(r"```console\n\$ devmap (?P<command>(?:inspect|plan) [\w-]+/.*)\n(?P<output>(?:.*\n)*?)```")
 
 
 def examples() -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from devmap_cli.checking.coverage import check_map
 from devmap_cli.checking.findings import Finding, any_error, listing
 from devmap_cli.checking.forecast import PHASES, Forecast
 from devmap_cli.checking.layers import check_layers
+from devmap_cli.checking.misnamed import meant_by, part_names
 from devmap_cli.checking.repair import Change, repair
 from devmap_cli.checking.translation import translate_names
 from devmap_cli.errors import RequestError
@@ -17,8 +18,11 @@ from devmap_cli.mapfile import MapFile
 from devmap_cli.model.names import is_ancestor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from devmap_cli.checking.rehearsed import Rehearser
     from devmap_cli.devices.device import Device
+    from devmap_cli.model.spec import ModelSpec
 
 FORMAT = "devmap.check/1"
 
@@ -27,12 +31,14 @@ FORMAT = "devmap.check/1"
 class CheckReport:
     """What is wrong with a map, and what a run with it will take.
 
-    `device_map` is the map in today's module names, `forecast` what its rehearsal foretells.
+    `device_map` is the map in today's module names, `forecast` what its rehearsal foretells, `notes` what else to know
+    of the figures.
     """
 
     device_map: dict[str, Device]
     findings: tuple[Finding, ...]
     forecast: Forecast
+    notes: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -49,6 +55,7 @@ class CheckReport:
             "not_rehearsed_because": forecast.skipped,
             "stopped_in": forecast.stopped_in,
             "devices": [device.to_document() for device in forecast.devices],
+            "notes": list(self.notes),
             "assumptions": list(forecast.assumptions),
         }
 
@@ -76,7 +83,8 @@ def check_document(document: MapFile, rehearser: Rehearser) -> CheckReport:
         )
     device_map, _, old_names = translate_names(document.device_map, spec)
     found = check_map(device_map, spec, rehearser.budgets)
-    if sum(finding.code == "unmatched-key" for finding in found) == len(device_map):
+    unmatched = sum(finding.code == "unmatched-key" for finding in found)
+    if unmatched == len(device_map) and not meant_by(device_map, spec):
         raise _of_another_model(
             f"the map is of another model: none of its keys names a part of {spec.class_name}", spec.model_id
         )
@@ -87,20 +95,35 @@ def check_document(document: MapFile, rehearser: Rehearser) -> CheckReport:
         *check_layers(device_map, spec),
         *forecast.findings,
     )
-    return CheckReport(device_map, findings, forecast)
+    return CheckReport(device_map, findings, forecast, (*spec.notes, *_budget_notes(device_map, rehearser.budgets)))
 
 
-def repair_document(document: MapFile, rehearser: Rehearser) -> Repair:
-    """The map with what can be mended in it mended, checked again; without changes where there is nothing to mend."""
+def repair_document(document: MapFile, rehearser: Rehearser, found: CheckReport | None = None) -> Repair:
+    """The map with what can be mended in it mended, checked again; without changes where there is nothing to mend.
+
+    Args:
+        found: the map's own check, if it was made already.
+    """
     translated, renamed, _ = translate_names(document.device_map, rehearser.spec)
     device_map, changes = repair(translated, rehearser.spec)
     renamings = tuple(Change(new, translated[new], f"was {old}") for old, new in renamed.items())
-    report = check_document(replace(document, device_map=device_map), rehearser)
+    if found is None or renamings or changes:
+        report = check_document(replace(document, device_map=device_map), rehearser)
+    else:
+        report = found
     remedy = report.forecast.remedy
-    if remedy is not None:
-        changes = (*changes, Change(remedy.module, remedy.device, "there its tensors meet those that it works with"))
-        report = check_document(replace(document, device_map=remedy.applied(device_map)), rehearser)
+    if remedy:
+        reason = "there its tensors meet those that it works with"
+        changes = (*changes, *(Change(move.module, move.device, reason) for move in remedy))
+        for move in remedy:
+            device_map = move.applied(device_map)
+        report = check_document(replace(document, device_map=_in_module_order(device_map, rehearser.spec)), rehearser)
     return Repair(_rewritten(document, report, rehearser), (*renamings, *changes), report)
+
+
+def _in_module_order(device_map: Mapping[str, Device], spec: ModelSpec) -> dict[str, Device]:
+    order = {name: position for position, name in enumerate(part_names(spec))}
+    return {key: device_map[key] for key in sorted(device_map, key=lambda key: order[key])}
 
 
 def _rewritten(document: MapFile, report: CheckReport, rehearser: Rehearser) -> MapFile:
@@ -118,6 +141,17 @@ def _rewritten(document: MapFile, report: CheckReport, rehearser: Rehearser) -> 
         ),
         transfers=report.forecast.transfers(rehearser.workload.batch_size),
     )
+
+
+def _budget_notes(device_map: Mapping[str, Device], budgets: Mapping[Device, int]) -> Iterator[str]:
+    """Accelerators that only the map names, or only the budgets."""
+    used = sorted({device for device in device_map.values() if device.is_accelerator})
+    unused = [device for device in budgets if device.is_accelerator and device not in used]
+    unlimited = [device for device in used if device not in budgets]
+    if unused:
+        yield f"the map puts nothing on {listing(unused)}"
+    if budgets and unlimited:
+        yield f"no budget is given for {listing(unlimited)}, so any size fits there"
 
 
 def _is_told_better(finding: Finding, forecast: Forecast) -> bool:

@@ -6,17 +6,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from devmap_cli.checking.coverage import bytes_by_device, is_whole
+from devmap_cli.checking.coverage import bytes_by_device, is_whole, joined
 from devmap_cli.checking.findings import Finding, entry, listing
 from devmap_cli.checking.forecast import Move
-from devmap_cli.checking.tracing import model_line
+from devmap_cli.checking.tracing import is_of_the_model, model_line
 from devmap_cli.devices.device import CPU, Device
 from devmap_cli.errors import first_line
 from devmap_cli.model.names import is_ancestor, owner, parent
 from devmap_cli.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from devmap_cli.model.spec import ModelSpec
     from devmap_cli.simulation.rehearsal import Failure
@@ -62,18 +62,32 @@ class Scene:
         line = model_line(failure.error, self.model)
         return f", at {line}" if line else ""
 
-    def cut_block(self, module: str) -> Move | None:
-        """The block around `module`, if it is on several devices, put where most of it is."""
+    def cause(self, module: str) -> Move | None:
+        """What the map does wrong around `module`, a block cut or tied weights apart, told as its mending."""
         for fqn, part in self.spec.modules():
             if is_whole(part) and is_ancestor(fqn, module):
                 sizes = bytes_by_device(fqn, part, self.device_map)
-                return Move(fqn, max(sizes, key=lambda device: sizes[device])) if len(sizes) > 1 else None
+                if len(sizes) > 1:
+                    return Move(fqn, max(sizes, key=lambda device: sizes[device]))
+        for group in self.spec.ties:
+            move = joined(group, self.device_map)
+            if move is not None and any(parent(name) == module for name in group):
+                return Move(*move)
         return None
+
+    def outer_key(self, module: str) -> str | None:
+        """A key around `module` that another key inside it contradicts."""
+        around = [key for key in self.device_map if is_ancestor(key, module)]
+        return next((key for key in around if self._is_contradicted(key)), None)
+
+    def _is_contradicted(self, outer: str) -> bool:
+        device = self.device_map[outer]
+        return any(is_ancestor(outer, key) and other != device for key, other in self.device_map.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What a device would have to hold at its peak, and what it may, in bytes."""
+    """What the process would take of a device at its peak, and what it may, in bytes."""
 
     device: Device
     needed_bytes: int
@@ -101,13 +115,16 @@ def is_mixed(failure: Failure) -> bool:
     return _MIXED in str(failure.error)
 
 
-def mixed_devices(scene: Scene, failure: Failure, remedy: Move | None) -> Finding:
-    """Tensors that meet across devices; `remedy` is a move with which they don't."""
-    block = scene.cut_block(failure.module)
-    if block is not None:
-        fix = f"put it on one device: {entry(block.module, block.device)}"
-    elif remedy is not None:
-        fix = f"put {entry(remedy.module, remedy.device)}, with which a rehearsal gets through"
+def mixed_devices(scene: Scene, failure: Failure, remedy: Sequence[Move]) -> Finding:
+    """Tensors that meet across devices; `remedy` are moves with which they don't."""
+    cause, outer = scene.cause(failure.module), scene.outer_key(failure.module)
+    if cause is not None:
+        fix = f"put it on one device: {entry(cause.module, cause.device)}"
+    elif outer is not None:
+        fix = f"replace {entry(outer, scene.device_map[outer])} by its parts"
+    elif remedy:
+        moved = " and ".join(entry(move.module, move.device) for move in remedy)
+        fix = f"put {moved}, with which a rehearsal gets through"
     else:
         fix = f"put what {failure.module or 'the model'} reads there on one device"
     return Finding(
@@ -121,19 +138,30 @@ def mixed_devices(scene: Scene, failure: Failure, remedy: Move | None) -> Findin
 
 
 def moves(scene: Scene, module_order: Iterable[str], failure: Failure) -> Iterator[Move]:
-    """What may bring together tensors that met across devices; nothing where a cut block is the reason.
+    """What may bring together tensors that met across devices; nothing where keys contradict each other.
 
-    First the module that failed, then its parts, last run first; only such as the map names whole or not at all.
+    Where a cut block or untied weights are the reason, its mending alone. Else first the module that failed, then its
+    parts, last run first, only such as the map names whole or not at all; at last all that the module holds.
     """
-    if scene.cut_block(failure.module) is not None:
+    module = failure.module
+    cause = scene.cause(module)
+    if cause is not None:
+        yield cause
         return
-    parts = [name for name in module_order if name and parent(name) == failure.module]
-    for module in (failure.module, *reversed(parts)):
-        named_in_part = any(is_ancestor(module, key) and key != module for key in scene.device_map)
-        if module and not named_in_part and owner(module, scene.device_map) in (None, module):
-            for device in scene.named_in(str(failure.error)):
-                if device.is_accelerator and device != scene.device_map.get(module):
-                    yield Move(module, device)
+    if not module or scene.outer_key(module) is not None:
+        return
+    devices = [device for device in scene.named_in(str(failure.error)) if device.is_accelerator]
+    parts = [name for name in module_order if name and parent(name) == module]
+    for name in (module, *reversed(parts)):
+        named_in_part = any(is_ancestor(name, key) and key != name for key in scene.device_map)
+        if not named_in_part and owner(name, scene.device_map) in (None, name):
+            yield from (Move(name, device) for device in devices if device != scene.device_map.get(name))
+    if owner(module, scene.device_map) is None and not _holds_blocks(scene.spec, module):
+        yield from (Move(module, device) for device in devices)
+
+
+def _holds_blocks(spec: ModelSpec, fqn: str) -> bool:
+    return any(part.no_split and is_ancestor(fqn, name) and name != fqn for name, part in spec.modules())
 
 
 def run_fails(scene: Scene, failure: Failure) -> Finding:
@@ -149,14 +177,18 @@ def run_fails(scene: Scene, failure: Failure) -> Finding:
 
 
 def not_rehearsed(scene: Scene, failure: Failure) -> Finding:
-    """The model's code fails in the simulation whatever the map."""
+    """The model's code fails in the simulation whatever the map: for a reason of its own, or of the simulation's."""
+    own = is_of_the_model(failure.error, scene.model)
+    place = f", in {type(scene.model).__module__.partition('.')[0]}' own code" if own else ""
     return Finding(
         "not-rehearsed",
         "warning",
         failure.module,
-        f"the rehearsal does not get through {scene.origin(failure)} even on one device: {_reason(failure)}",
-        "try the map with: devmap run",
-        "memory and mixing of devices are not checked",
+        f"{scene.origin(failure)} fails on one device too{place}: {_reason(failure)}",
+        "no map can: see whether another release of transformers or a mended config.json does"
+        if own
+        else "a run tells whether it works: devmap run with this map",
+        "neither memory nor devices that mix are checked" + (", and a run will fail likewise" if own else ""),
     )
 
 

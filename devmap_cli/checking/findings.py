@@ -11,6 +11,7 @@ from devmap_cli.devices.device import Device
 
 Code = Literal[
     "old-name",
+    "mixed-accelerators",
     "uncovered-parameter",
     "uncovered-buffer",
     "unmatched-key",
@@ -25,6 +26,7 @@ Code = Literal[
     "out-of-memory",
     "run-fails",
     "not-rehearsed",
+    "too-long",
 ]
 """In the order in which they are told."""
 Severity = Literal["error", "warning"]
@@ -69,7 +71,12 @@ def any_error(findings: Iterable[Finding]) -> bool:
 
 def entry(name: str, device: Device) -> str:
     """The map's line for `name`, as JSON writes it."""
-    return f"{json.dumps(name)}: {json.dumps(device.map_value)}"
+    return f"{quoted(name)}: {json.dumps(device.map_value)}"
+
+
+def quoted(name: str) -> str:
+    """`name` as a string of JSON, letters of any script as they are."""
+    return json.dumps(name, ensure_ascii=False)
 
 
 def listing(devices: Iterable[Device]) -> str:

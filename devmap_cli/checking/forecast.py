@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from devmap_cli.devices.runtime import runtime_overhead_bytes
 from devmap_cli.mapfile import MapDevice, MapTransfer
+from devmap_cli.model.names import is_ancestor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,9 +45,14 @@ class PhasePeak:
         }
 
 
+def allocatable_bytes(budget_bytes: int, device: Device) -> int:
+    """What a budget of a device leaves to the allocator: all but the runtime's own share."""
+    return budget_bytes - runtime_overhead_bytes(device.kind, budget_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceForecast:
-    """What one device will hold; `phases` go as far as the rehearsal got, `highest` is the phase with most in tensors.
+    """What one device will hold; `phases` go as far as the rehearsal got, `highest` is the phase that takes most.
 
     A device that only stores weights (cpu and disk) has the load phase alone. `budget_bytes` is None without a limit.
     """
@@ -59,12 +65,14 @@ class DeviceForecast:
     @property
     def free_bytes(self) -> int | None:
         """What is left of the budget at the highest moment; below zero where it is not enough."""
-        return None if self.budget_bytes is None else self.budget_bytes - self.highest.peak_bytes
+        if self.budget_bytes is None:
+            return None
+        return allocatable_bytes(self.budget_bytes, self.device) - self.highest.peak_bytes
 
     @property
     def runtime_overhead_bytes(self) -> int:
-        """An estimate of what the process takes there outside the allocator; no part of `phases` and `free_bytes`."""
-        return runtime_overhead_bytes(self.device.kind)
+        """An estimate of what the process takes there outside the allocator; no part of `phases` or of what is free."""
+        return runtime_overhead_bytes(self.device.kind, self.budget_bytes)
 
     def map_device(self, budget_bytes: int) -> MapDevice:
         """The line of a map that says the same."""
@@ -75,7 +83,7 @@ class DeviceForecast:
             weights_bytes=peak.weights_bytes,
             kv_cache_bytes=peak.kv_cache_bytes,
             activation_bytes=peak.activation_bytes,
-            overhead_bytes=peak.overhead_bytes,
+            overhead_bytes=peak.overhead_bytes + self.runtime_overhead_bytes,
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -110,8 +118,12 @@ class Move:
     device: Device
 
     def applied(self, device_map: Mapping[str, Device]) -> dict[str, Device]:
-        """`device_map` with the module where the move puts it."""
-        return {**device_map, self.module: self.device}
+        """`device_map` with the whole module where the move puts it."""
+        parts = [key for key in device_map if key != self.module and is_ancestor(self.module, key)]
+        return {
+            **{key: device for key, device in device_map.items() if key not in parts},
+            self.module: self.device,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +131,8 @@ class Forecast:
     """The outcome of one rehearsal, or of none.
 
     `skipped` says why the map could not be rehearsed, None where it was. `stopped_in` is the phase that the run does
-    not get through, None where it ends well, and `remedy` a move with which a rehearsal did get through, if one was
-    found.
+    not get through, None where it ends well, and `remedy` the moves with which a rehearsal did get through, if some
+    were found.
     """
 
     devices: tuple[DeviceForecast, ...] = ()
@@ -129,7 +141,7 @@ class Forecast:
     copies: tuple[Copy, ...] = ()
     skipped: str | None = None
     stopped_in: str | None = None
-    remedy: Move | None = None
+    remedy: tuple[Move, ...] = ()
 
     def transfers(self, batch_size: int) -> tuple[MapTransfer, ...]:
         """Bytes per generated token and pair of devices."""

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from devmap_cli.checking.findings import Finding, listing
+from devmap_cli.devices.device import CPU
 from devmap_cli.model.names import is_ancestor, owner, parent
 from devmap_cli.model.quantization.scheme import quantization_in_map
 
@@ -41,33 +42,40 @@ def check_layers(device_map: Mapping[str, Device], spec: ModelSpec) -> tuple[Fin
         device_map: in today's names; layers that it does not cover are passed over.
     """
     places = _places(device_map, spec)
-    quantization = quantization_in_map(spec.quantization)
     return (
-        *(_quantized_off_gpu(device_map, places, quantization.method) if quantization else ()),
+        *quantized_off_gpu(device_map, spec),
         *_back_and_forth(places),
         *(_mostly_off_gpu(places) if any(device.is_accelerator for device in device_map.values()) else ()),
     )
 
 
 def _places(device_map: Mapping[str, Device], spec: ModelSpec) -> dict[str, Device]:
-    """The device of each layer that lies on one, in execution order, those that the order does not know last."""
+    """The device of each layer that lies on one, in execution order, stacks that the order does not know last.
+
+    A stack of which it knows only a part, as of layers that run for images alone, goes in definition order.
+    """
     layers = [fqn for fqn, module in spec.modules() if module.no_split]
     position = {fqn: index for index, fqn in enumerate(spec.execution_order)}
-    places = {}
-    for fqn in sorted(layers, key=lambda fqn: position.get(fqn, len(position))):
-        key = owner(fqn, device_map)
-        if key is not None:
-            places[fqn] = device_map[key]
-    return places
+    ordered = {}
+    for stack in _stacks(dict.fromkeys(layers)).values():
+        known = [position[fqn] for fqn in stack if fqn in position]
+        first = min(known, default=len(position))
+        for index, fqn in enumerate(stack):
+            ordered[fqn] = (first, index) if len(known) < len(stack) else (position[fqn], 0)
+    keys = {fqn: owner(fqn, device_map) for fqn in sorted(layers, key=lambda fqn: ordered[fqn])}
+    return {fqn: device_map[key] for fqn, key in keys.items() if key is not None}
 
 
-def _quantized_off_gpu(
-    device_map: Mapping[str, Device], places: Mapping[str, Device], method: str
-) -> Iterator[Finding]:
+def quantized_off_gpu(device_map: Mapping[str, Device], spec: ModelSpec) -> Iterator[Finding]:
+    """Parts of a quantized model where they cannot run."""
+    quantization = quantization_in_map(spec.quantization)
+    method = quantization.method if quantization else ""
     consequence = _OFF_GPU.get(method)
     devices = set(device_map.values())
-    if consequence is None or not any(device.is_accelerator for device in devices):
+    is_spread = any(device.is_accelerator for device in devices)
+    if consequence is None or devices == {CPU} or (consequence == _NO_KERNELS and not is_spread):
         return
+    places = _places(device_map, spec)
     for key, device in device_map.items():
         holds_layers = any(is_ancestor(key, fqn) or is_ancestor(fqn, key) for fqn in places)
         if not device.is_accelerator and (holds_layers or consequence != _NO_KERNELS):
@@ -96,7 +104,7 @@ def _back_and_forth(places: Mapping[str, Device]) -> Iterator[Finding]:
                 stack,
                 f"the layers of {stack} go {shown}",
                 "give each device layers that follow each other",
-                f"{len(runs) - 1} crossings for every token where {needed} would do",
+                f"{len(runs) - 1} crossings in each pass through them where {needed} would do",
             )
 
 
@@ -111,7 +119,7 @@ def _mostly_off_gpu(places: Mapping[str, Device]) -> Iterator[Finding]:
             max(stacks, key=lambda stack: len(stacks[stack])),
             f"{len(off)} of {len(places)} layers are on {listing(devices)}",
             "take a smaller dtype, a quantized model or more GPUs",
-            "their weights cross to a GPU for every token, which decides the speed",
+            "their weights cross to a GPU each time they compute, which decides the speed",
         )
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from devmap_cli.checking import diagnosis
 from devmap_cli.checking.coverage import weights_by_device
 from devmap_cli.checking.diagnosis import Scene
-from devmap_cli.checking.forecast import PHASES, Copy, DeviceForecast, Forecast, Move, PhasePeak
-from devmap_cli.errors import RequestError, first_line
+from devmap_cli.checking.findings import any_error
+from devmap_cli.checking.forecast import PHASES, Copy, DeviceForecast, Forecast, Move, PhasePeak, allocatable_bytes
+from devmap_cli.checking.layers import quantized_off_gpu
+from devmap_cli.checking.lengths import check_length
 from devmap_cli.model.names import owner
+from devmap_cli.simulation.asking import inputs_for
+from devmap_cli.simulation.workload import simulated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -20,30 +23,14 @@ if TYPE_CHECKING:
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapWorkload
     from devmap_cli.model.spec import ModelSpec
-    from devmap_cli.simulation.rehearsal import DeviceRehearsal, Failure, Rehearsal
-    from devmap_cli.simulation.workload import Workload
+    from devmap_cli.simulation.memory import DeviceRehearsal
+    from devmap_cli.simulation.rehearsal import Failure, Rehearsal
 
 _UNLIMITED_BYTES = 1 << 50
-_MAX_TRIALS = 6
+_TOO_LONG = "it is longer than what the model has positions for"
+_SOUND = "a prompt of sound as long as the model takes; the tokens of the prompt count for nothing"
+_MAX_TRIALS = 8
 """How many moves are tried on a map whose tensors meet across devices."""
-
-
-def empty_model(spec: ModelSpec, *, trust_remote_code: bool) -> Any:
-    """The model that `spec` describes, without weights.
-
-    Raises:
-        RequestError: transformers cannot build it.
-        SurroundingsError: the hub or a package is missing.
-    """
-    from devmap_cli.model.empty import build_quantized
-    from devmap_cli.model.quantization.scheme import quantization_in_map
-    from devmap_cli.model.quiet import quiet_libraries
-    from devmap_cli.model.reference import resolve
-
-    reference = resolve(spec.model_id, spec.revision)
-    with quiet_libraries():
-        quantization = quantization_in_map(spec.quantization)
-        return build_quantized(reference, spec.dtype, quantization, trust_remote_code=trust_remote_code).model
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +55,22 @@ class Rehearser:
         Raises:
             RequestError: the model cannot take the workload, whatever the map.
         """
-        from devmap_cli.simulation.inputs import make_inputs
-
-        try:
-            make_inputs(self.model.config, self.simulated_workload())
-        except ValueError as error:
-            raise RequestError(first_line(error).rstrip("."), "see --prompt-tokens, --image and --video") from error
-        skipped = self._reason_to_skip(device_map)
+        takes_text = "input_ids" in inputs_for(self.model, self.workload)
+        too_long = tuple(check_length(self.model, self.workload, takes_text=takes_text))
+        skipped = self._reason_to_skip(device_map) or (_TOO_LONG if any_error(too_long) else None)
         trial = _Trial(self, device_map)
-        return trial.skipped(skipped) if skipped else trial.forecast()
-
-    def simulated_workload(self) -> Workload:
-        """The workload as the simulation takes it."""
-        from devmap_cli.simulation.workload import Workload
-
-        asked = self.workload
-        return Workload(
-            batch_size=asked.batch_size,
-            prompt_tokens=asked.prompt_tokens,
-            max_new_tokens=asked.max_new_tokens,
-            images=tuple((width, height) for height, width in asked.images),
-            videos=tuple((width, height, num_frames) for height, width, num_frames in asked.videos),
-            attention=asked.attention,
+        forecast = trial.skipped(skipped) if skipped else trial.forecast()
+        return replace(
+            forecast,
+            findings=(*forecast.findings, *too_long),
+            assumptions=(*(() if takes_text else (_SOUND,)), *forecast.assumptions),
         )
 
     def _reason_to_skip(self, device_map: Mapping[str, Device]) -> str | None:
         if not any(device.is_accelerator for device in device_map.values()):
             return "nothing is on a GPU"
+        if any(quantized_off_gpu(device_map, self.spec)):
+            return "quantized weights are where they cannot run"
         left_out = [name for name in self.model.state_dict() if owner(name, device_map) is None]
         if left_out:
             return f"{left_out[0]}{f' and {len(left_out) - 1} more' if len(left_out) > 1 else ''} would have no device"
@@ -107,7 +83,10 @@ class _Trial:
     def __init__(self, rehearser: Rehearser, device_map: Mapping[str, Device]) -> None:
         self._rehearser = rehearser
         self._scene = Scene(rehearser.model, rehearser.spec, device_map)
-        self._capacities = [rehearser.budgets.get(device, _UNLIMITED_BYTES) for device in self._scene.accelerators]
+        self._capacities = [
+            allocatable_bytes(rehearser.budgets[device], device) if device in rehearser.budgets else _UNLIMITED_BYTES
+            for device in self._scene.accelerators
+        ]
 
     def forecast(self) -> Forecast:
         """Rehearse with all the memory that it takes; where that is more than there is, again with what there is.
@@ -118,12 +97,30 @@ class _Trial:
         unlimited = self._rehearse_unlimited()
         if unlimited.failure is not None:
             return self._stopped(unlimited, unlimited.failure)
-        if not any(_most_reserved(device) > capacity for device, capacity in self._with_capacities(unlimited)):
+        if not self._may_be_short(unlimited, self._capacities):
             return self._told(unlimited)
-        limited = self._rehearse(self._scene.places(), self._capacities)
-        if limited.failure is None:
-            return self._told(limited)
-        return self._told(unlimited, self._out_of_memory(unlimited, limited.failure), limited.failure.phase)
+        return self._within_limits(unlimited)
+
+    def _within_limits(self, unlimited: Rehearsal) -> Forecast:
+        """Each device that is too small, found one after the other: what ran out gets all it takes the next time."""
+        capacities = list(self._capacities)
+        findings: dict[int, Finding] = {}
+        stopped_in: str | None = None
+        while (rehearsal := self._rehearse(self._scene.places(), capacities)).failure is not None:
+            failure = rehearsal.failure
+            short = self._short(unlimited, failure, capacities)
+            if not short:
+                return self._told(
+                    unlimited, (*findings.values(), diagnosis.run_fails(self._scene, failure)), stopped_in
+                )
+            for index, finding in short.items():
+                findings[index] = finding
+                capacities[index] = _UNLIMITED_BYTES
+            stopped_in = stopped_in or failure.phase
+            if not self._may_be_short(unlimited, capacities):
+                rehearsal = unlimited
+                break
+        return self._told(rehearsal, tuple(findings[index] for index in sorted(findings)), stopped_in)
 
     def skipped(self, reason: str, findings: tuple[Finding, ...] = ()) -> Forecast:
         """No rehearsal, because of `reason`: the weights of each device are all that is known."""
@@ -139,27 +136,33 @@ class _Trial:
 
         try:
             with quiet_libraries():
-                return rehearse(self._scene.model, places, self._rehearser.simulated_workload(), capacities)
+                return rehearse(self._scene.model, places, simulated(self._rehearser.workload), capacities)
         except Exception as error:  # noqa: BLE001 - model code may raise anything
             return Rehearsal((), (), (), (), Failure("", "", error))  # type: ignore[arg-type]  # any error will do
 
-    def _with_capacities(self, rehearsal: Rehearsal) -> list[tuple[DeviceRehearsal, int]]:
-        return list(zip(rehearsal.devices, self._capacities, strict=True))
+    @staticmethod
+    def _may_be_short(unlimited: Rehearsal, capacities: list[int]) -> bool:
+        """Whether a device took more than it may; it may still be enough, with less kept for later."""
+        return any(_most_reserved(seen) > capacities[seen.index] for seen in unlimited.devices)
 
-    def _out_of_memory(self, unlimited: Rehearsal, failure: Failure) -> tuple[Finding, ...]:
-        """The device that ran out first, and the others that hold more in tensors than they have."""
+    def _short(self, unlimited: Rehearsal, failure: Failure, capacities: list[int]) -> dict[int, Finding]:
+        """By position, the device that ran out, and the others that hold more in tensors than they have."""
         first = self._scene.named_in(str(failure.error))[:1]
-        findings = []
-        for seen, capacity in self._with_capacities(unlimited):
-            device = self._scene.accelerators[seen.index]
-            over = [phase for phase in PHASES if seen.allocated_bytes.get(phase, 0) > capacity]
-            needed = seen.peak.reserved_bytes if seen.peak.reserved_bytes > capacity else _most_reserved(seen)
-            short = diagnosis.Shortage(device, needed, seen.peak.weights_bytes, capacity)
+        findings = {}
+        for seen in unlimited.devices:
+            index = seen.index
+            if capacities[index] == _UNLIMITED_BYTES:
+                continue
+            device = self._scene.accelerators[index]
+            over = [phase for phase in PHASES if seen.allocated_bytes.get(phase, 0) > capacities[index]]
+            budget = self._rehearser.budgets[device]
+            needed = _most_reserved(seen) + budget - allocatable_bytes(budget, device)
+            short = diagnosis.Shortage(device, needed, seen.peak.weights_bytes, budget)
             if device in first:
-                findings.append(diagnosis.out_of_memory(short, failure.phase, failure.module))
+                findings[index] = diagnosis.out_of_memory(short, failure.phase, failure.module)
             elif over:
-                findings.append(diagnosis.out_of_memory(short, over[0]))
-        return tuple(findings)
+                findings[index] = diagnosis.out_of_memory(short, over[0])
+        return findings
 
     def _stopped(self, rehearsal: Rehearsal, failure: Failure) -> Forecast:
         stopped_in = failure.phase or PHASES[0]
@@ -170,27 +173,42 @@ class _Trial:
         if self._rehearse({"": 0}, [_UNLIMITED_BYTES]).failure is None:
             return self._told(rehearsal, (diagnosis.run_fails(self._scene, failure),), stopped_in)
         finding = diagnosis.not_rehearsed(self._scene, failure)
-        return self.skipped(finding.message, (finding,))
+        return self.skipped("its code does not get through a rehearsal on one device either", (finding,))
 
-    def _remedy(self, rehearsal: Rehearsal, failure: Failure) -> Move | None:
-        """A move of one module with which the run gets through."""
-        for move in islice(diagnosis.moves(self._scene, rehearsal.module_order, failure), _MAX_TRIALS):
-            trial = _Trial(self._rehearser, move.applied(self._scene.device_map))
-            if trial._rehearse_unlimited().failure is None:
-                return move
-        return None
+    def _remedy(self, rehearsal: Rehearsal, failure: Failure) -> tuple[Move, ...]:
+        """Moves with which the run gets through: of those tried, each one with which it gets further than before."""
+        if self._scene.cause(failure.module) is not None:
+            return ()
+        trial: _Trial = self
+        found: list[Move] = []
+        num_trials = 0
+        while True:
+            for move in diagnosis.moves(trial._scene, rehearsal.module_order, failure):
+                if num_trials == _MAX_TRIALS:
+                    return ()
+                num_trials += 1
+                moved = _Trial(self._rehearser, move.applied(trial._scene.device_map))
+                seen = moved._rehearse_unlimited()
+                if seen.failure is None:
+                    return (*found, move)
+                if diagnosis.is_mixed(seen.failure) and _progress(seen) > _progress(rehearsal):
+                    trial, rehearsal, failure = moved, seen, seen.failure
+                    found.append(move)
+                    break
+            else:
+                return ()
 
     def _told(
         self, rehearsal: Rehearsal, findings: tuple[Finding, ...] = (), stopped_in: str | None = None
     ) -> Forecast:
-        device = self._scene.device
+        device, seen = self._scene.device, rehearsal.devices
         return Forecast(
             devices=(
-                *map(self._device_forecast, rehearsal.devices),
-                *(item for item in self._weights() if not item.device.is_accelerator),
+                *map(self._device_forecast, seen),
+                *(item for item in self._weights() if not item.device.is_accelerator or not seen),
             ),
             findings=findings,
-            assumptions=rehearsal.assumptions,
+            assumptions=tuple(text.removeprefix(": ") for text in rehearsal.assumptions),
             copies=tuple(
                 Copy(item.phase, device(item.source), device(item.target), item.module, item.num_bytes)
                 for item in rehearsal.transfers
@@ -207,7 +225,8 @@ class _Trial:
         }
         device = self._scene.accelerators[seen.index]
         budget = self._rehearser.budgets.get(device)
-        return DeviceForecast(device, budget, tuple(phases.values()), phases[seen.peak_phase])
+        highest = max(phases, key=lambda phase: (phases[phase].peak_bytes, seen.allocated_bytes[phase]))
+        return DeviceForecast(device, budget, tuple(phases.values()), phases[highest])
 
     def _weights(self) -> Iterator[DeviceForecast]:
         """What the map alone says of each device, accelerators first."""
@@ -219,3 +238,9 @@ class _Trial:
 
 def _most_reserved(seen: DeviceRehearsal) -> int:
     return max(memory.reserved_bytes for memory in seen.phases.values())
+
+
+def _progress(rehearsal: Rehearsal) -> tuple[int, int]:
+    """How far a rehearsal got: its phase, and how many modules had run."""
+    phase = rehearsal.failure.phase if rehearsal.failure is not None else PHASES[-1]
+    return PHASES.index(phase) if phase in PHASES else 0, len(rehearsal.module_order)

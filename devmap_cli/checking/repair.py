@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from devmap_cli.checking.coverage import is_whole, part_names
+from devmap_cli.checking.coverage import is_whole
+from devmap_cli.checking.misnamed import meant_by, part_names
 from devmap_cli.checking.neighbours import neighbour
 from devmap_cli.model.names import is_ancestor, join, owner, parent
 
@@ -36,7 +37,8 @@ class Change:
 def repair(device_map: Mapping[str, Device], spec: ModelSpec) -> tuple[dict[str, Device], tuple[Change, ...]]:
     """A map without findings of coverage, overlaps, cuts and ties, as close to `device_map` as may be.
 
-    What it leaves out goes with the module that it feeds, a cut block to the device that holds most of it, tied weights
+    Keys that name nothing are renamed to what they seem to mean, or go. What the map leaves out goes with the module
+    that it feeds, a cut block to the device that holds most of it, tied weights
     to the device of the first of them.
 
     Args:
@@ -45,11 +47,15 @@ def repair(device_map: Mapping[str, Device], spec: ModelSpec) -> tuple[dict[str,
     Returns:
         The map in module order, and what changed.
     """
-    names = part_names(spec)
-    before = {key: device for key, device in device_map.items() if key in names}
+    names, meant = part_names(spec), meant_by(device_map, spec)
+    before = {
+        name: device for key, device in device_map.items() for name in ((key,) if key in names else meant.get(key, ()))
+    }
     after = _Writer(before, _assigned(before, spec)).keys("", spec.root)
-    dropped = [Change(key, None, "names no part of the model") for key in device_map if key not in names]
-    changes = (*dropped, *_changes(before, after, spec))
+    renamed = [Change(name, device_map[key], f"was {key}") for key, found in meant.items() for name in found]
+    unknown = [key for key in device_map if key not in names and key not in meant]
+    dropped = [Change(key, None, "names no part of the model") for key in unknown]
+    changes = (*renamed, *dropped, *_changes(before, after, spec))
     return (after, changes) if changes else (dict(device_map), ())
 
 

@@ -29,6 +29,13 @@ def model_line(error: BaseException, model: Any) -> str | None:
     return f"{file}.py:{line}: {source}"
 
 
+def is_of_the_model(error: BaseException, model: Any) -> bool:
+    """Whether the package that the model's class comes from raised `error`, and not what it was run in."""
+    package = type(model).__module__.partition(".")[0]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__", "")).partition(".")[0] == package
+
+
 def _files(model: Any) -> Iterator[str]:
     """Files of the classes of the model's modules, without those of torch."""
     for name in {type(module).__module__ for module in model.modules()}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from devmap_cli.checking.coverage import left_on_cpu
+from devmap_cli.checking.coverage import left_out
 from devmap_cli.checking.findings import Finding
 from devmap_cli.model.old_names import translate
 
@@ -32,14 +32,14 @@ def translate_names(
         else:
             translated[name] = device
             renamed[key] = name
-    consequence = left_on_cpu(device_map)
-    return translated, renamed, tuple(_old_name(old, new, consequence) for old, new in renamed.items())
+    findings = (_old_name(old, new, left_out(device_map, f"{new}.weight")) for old, new in renamed.items())
+    return translated, renamed, tuple(findings)
 
 
 def _old_name(old: str, new: str, consequence: str) -> Finding:
     return Finding(
         "old-name",
-        "warning",
+        "error",
         old,
         f"{old} is what an older transformers called {new}",
         f"rename it to {new}",

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from devmap_cli.cli.options import Json, Revision, TrustRemoteCode
+from devmap_cli.cli.options import DtypeOption, Json, QuantizeOption, Revision, TrustRemoteCode
+from devmap_cli.cli.workload import DEFAULT_PROMPT_TOKENS, Images, Videos, parse_image, parse_video
 from devmap_cli.errors import EXIT_NO, RequestError
 
 if TYPE_CHECKING:
@@ -18,9 +19,8 @@ if TYPE_CHECKING:
     from devmap_cli.checking.rehearsed import Rehearser
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapFile, MapWorkload
+    from devmap_cli.model.spec import ModelSpec
 
-_IMAGE = re.compile(r"(?P<width>[1-9]\d*)[xX×](?P<height>[1-9]\d*)")
-_DEFAULT_PROMPT_TOKENS = 2048
 _REHEARSED = ("sdpa", "eager", "flash_attention_2")
 
 
@@ -34,7 +34,11 @@ def check(
     ] = None,
     prompt_tokens: Annotated[
         int | None,
-        typer.Option("--prompt-tokens", min=1, help="Length of the prompt [default: the map's, or 2048]."),
+        typer.Option(
+            "--prompt-tokens",
+            min=1,
+            help="Length of the prompt [default: the map's, or 2048, or what the model has positions for].",
+        ),
     ] = None,
     max_new_tokens: Annotated[
         int | None,
@@ -43,18 +47,8 @@ def check(
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Sequences at once [default: the map's, or 1].")
     ] = None,
-    image: Annotated[
-        list[str] | None,
-        typer.Option("--image", metavar="WxH", help="An image in the prompt, in pixels; repeatable."),
-    ] = None,
-    video: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--video",
-            metavar="WxHxFRAMES",
-            help="A video in the prompt: pixels, and the frames that the model sees; repeatable.",
-        ),
-    ] = None,
+    image: Images = None,
+    video: Videos = None,
     attention: Annotated[
         str | None,
         typer.Option("--attention", metavar="NAME", help="sdpa, eager or flash_attention_2 [default: the map's]."),
@@ -74,27 +68,46 @@ def check(
             "--output", "-o", metavar="FILE", help="Where --fix writes, - for stdout [default: *.fixed.json]."
         ),
     ] = None,
+    dtype: DtypeOption = None,
+    quantize: QuantizeOption = None,
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     as_json: Json = False,
 ) -> None:
     """Rehearse a map, devmap's or written by hand, and list what is wrong. Needs no weights and no GPU."""
     from devmap_cli.checking.check import check_document, repair_document
+    from devmap_cli.checking.rehearsed import Rehearser
     from devmap_cli.mapfile import read_map
+    from devmap_cli.model.load import empty_model
+    from devmap_cli.simulation.positions import usual_prompt_tokens
 
     target = _target(map_path, output, fix=fix, as_json=as_json)
-    images, videos = tuple(map(_image, image or ())), tuple(map(_video, video or ()))
+    images, videos = tuple(map(parse_image, image or ())), tuple(map(parse_video, video or ()))
     document = read_map(map_path)
     workload = _workload(document, prompt_tokens, max_new_tokens, batch_size, images, videos, attention)
     budgets = _budgets(document, max_memory)
-    rehearser = _rehearser(document, model, revision, workload, budgets, trust_remote_code=trust_remote_code)
+    spec = _spec(
+        document,
+        model,
+        revision,
+        dtype.value if dtype else None,
+        quantize.value if quantize else None,
+        trust_remote_code=trust_remote_code,
+    )
+    empty = empty_model(spec, trust_remote_code=trust_remote_code)
+    if prompt_tokens is None and document.workload is None and not (images or videos):
+        usual = usual_prompt_tokens(empty, DEFAULT_PROMPT_TOKENS, workload.max_new_tokens)
+        workload = replace(workload, prompt_tokens=usual)
+    rehearser = Rehearser(empty, spec, workload, budgets)
     report = check_document(document, rehearser)
-    repaired = repair_document(document, rehearser) if fix else None
+    repaired = repair_document(document, rehearser, report) if fix else None
     written = _write(repaired, target, always=output is not None)
     if as_json:
         _print_json(report, repaired, written, rehearser)
     else:
-        _show(report, repaired, written, rehearser)
+        named = dtype.value if dtype else document.model.dtype if document.model else None
+        plan_command = _plan_command(rehearser, named, trust_remote_code=trust_remote_code)
+        _show(report, repaired, written, rehearser, plan_command)
     if not (repaired.report if repaired else report).passed:
         raise typer.Exit(EXIT_NO)
 
@@ -116,23 +129,6 @@ def _target(map_path: str, output: str | None, *, fix: bool, as_json: bool) -> s
     return target
 
 
-def _image(text: str) -> tuple[int, int]:
-    """Height and width of `WxH`."""
-    match = _IMAGE.fullmatch(text.strip())
-    if match is None:
-        raise RequestError(f"--image: {text!r} is not WIDTHxHEIGHT in pixels", "--image 1024x768")
-    return int(match["height"]), int(match["width"])
-
-
-def _video(text: str) -> tuple[int, int, int]:
-    """Height, width and number of frames of `WxHxFRAMES`."""
-    size, _, frames = text.strip().lower().replace("×", "x").rpartition("x")
-    match = _IMAGE.fullmatch(size)
-    if match is None or not frames.isdecimal() or int(frames) < 1:
-        raise RequestError(f"--video: {text!r} is not WIDTHxHEIGHTxFRAMES", "--video 1280x720x16")
-    return int(match["height"]), int(match["width"]), int(frames)
-
-
 def _workload(
     document: MapFile,
     prompt_tokens: int | None,
@@ -143,15 +139,15 @@ def _workload(
     attention: str | None,
 ) -> MapWorkload:
     """What was asked for, else the map's own, else what `plan` takes."""
-    from devmap_cli.mapfile import MapWorkload, check_attention
+    from devmap_cli.mapfile import MapWorkload
 
-    if attention is not None:
-        check_attention(attention, "--attention")
-        if attention not in _REHEARSED:
-            raise RequestError(
-                f"--attention: {attention!r} is none that a rehearsal knows", f"one of {', '.join(_REHEARSED)}"
-            )
-    planned = document.workload or MapWorkload(prompt_tokens=_DEFAULT_PROMPT_TOKENS)
+    planned = document.workload or MapWorkload(prompt_tokens=DEFAULT_PROMPT_TOKENS)
+    if (attention or planned.attention) not in _REHEARSED:
+        where, name = ("--attention", attention) if attention else ("the map's attention", planned.attention)
+        raise RequestError(
+            f"{where}: {name!r} is none that a rehearsal knows",
+            " or ".join(f"--attention {known}" for known in _REHEARSED),
+        )
     return MapWorkload(
         batch_size=batch_size or planned.batch_size,
         prompt_tokens=prompt_tokens or planned.prompt_tokens,
@@ -165,36 +161,40 @@ def _workload(
 def _budgets(document: MapFile, max_memory: str | None) -> dict[Device, int]:
     if max_memory is None:
         return {item.device: item.budget_bytes for item in document.devices}
-    from devmap_cli.cli.plan import budgets_from_options
+    from devmap_cli.cli.budgeting import budgets_from_options
 
     return dict(budgets_from_options(max_memory, [], no_offload=False))
 
 
-def _rehearser(
+def _spec(
     document: MapFile,
     model: str | None,
     revision: str | None,
-    workload: MapWorkload,
-    budgets: dict[Device, int],
+    dtype: str | None,
+    quantize: str | None,
     *,
     trust_remote_code: bool,
-) -> Rehearser:
-    """For the model that --model names, else the map's own."""
-    from devmap_cli.checking.rehearsed import Rehearser, empty_model
+) -> ModelSpec:
+    """The model that --model names, else the map's own, loaded as the map says or, for a bare one, the options."""
     from devmap_cli.model.load import load_spec
 
     named = document.model
     if model is None and named is None:
         raise RequestError("the map does not name its model", "add --model MODEL: a hub id or a folder")
     reference = model if model is not None else named.id if named else ""
-    spec = load_spec(
+    if named is not None:
+        if dtype or quantize:
+            again = f"devmap plan {shlex.quote(reference)}"
+            options = f"{f' --dtype {dtype}' if dtype else ''}{f' --quantize {quantize}' if quantize else ''}"
+            raise RequestError("the map itself says how its model is loaded", f"plan again: {again}{options}")
+        dtype, quantize = named.dtype, (named.quantization or {}).get("scheme")
+    return load_spec(
         reference,
         revision=revision or (named.revision if named and reference == named.id else None),
-        dtype=named.dtype if named else None,
-        quantize=(named.quantization or {}).get("scheme") if named else None,
+        dtype=dtype,
+        quantize=quantize,
         trust_remote_code=trust_remote_code,
     )
-    return Rehearser(empty_model(spec, trust_remote_code=trust_remote_code), spec, workload, budgets)
 
 
 def _write(repaired: Repair | None, target: str | None, *, always: bool) -> str | None:
@@ -213,24 +213,46 @@ def _print_json(report: CheckReport, repaired: Repair | None, written: str | Non
     typer.echo(json.dumps(to_document(report, repaired, written, rehearser), indent=2))
 
 
-def _show(report: CheckReport, repaired: Repair | None, written: str | None, rehearser: Rehearser) -> None:
+def _show(
+    report: CheckReport, repaired: Repair | None, written: str | None, rehearser: Rehearser, plan_command: str
+) -> None:
     from devmap_cli.render.check import full_report
     from devmap_cli.render.console import err, out
 
     console = err() if written == "-" else out()
     console.print(full_report(report, repaired, written, rehearser.workload))
     if written not in (None, "-"):
-        err().print(f"wrote {written}")
-    left = (repaired.report if repaired else report).findings
-    if any(finding.code in ("out-of-memory", "over-budget") for finding in left):
-        err().print(f"hint: let devmap place it: {_plan_command(rehearser)}", soft_wrap=True)
+        err().print(f"wrote {written}", soft_wrap=True)
+    hint = _plan_hint(repaired.report if repaired else report, rehearser, plan_command)
+    if hint:
+        err().print(f"hint: {hint}", soft_wrap=True)
 
 
-def _plan_command(rehearser: Rehearser) -> str:
-    """What plans the same model for the same budgets and workload."""
+def _plan_hint(report: CheckReport, rehearser: Rehearser, plan_command: str) -> str:
+    """The command that places a model which is too large where the map puts it; "" where no budget says how."""
+    accelerators = {device for device in report.device_map.values() if device.is_accelerator}
+    is_short = any(finding.code in ("out-of-memory", "over-budget") for finding in report.findings)
+    if not is_short or not accelerators <= rehearser.budgets.keys():
+        return ""
+    weights_bytes = sum(device.highest.weights_bytes for device in report.forecast.devices)
+    fits = sum(rehearser.budgets.values()) >= weights_bytes
+    return f"{'let devmap place it' if fits else 'all budgets are too small, see what would do'}: {plan_command}"
+
+
+def _plan_command(rehearser: Rehearser, dtype: str | None, *, trust_remote_code: bool) -> str:
+    """What plans the same model, loaded alike, for the same budgets and workload."""
+    spec, workload = rehearser.spec, rehearser.workload
     budgets = ",".join(f"{device.map_value}:{size}B" for device, size in rehearser.budgets.items())
-    workload = rehearser.workload
-    return (
-        f"devmap plan {shlex.quote(rehearser.spec.model_id)} --max-memory '{budgets}' "
-        f"--prompt-tokens {workload.prompt_tokens} --max-new-tokens {workload.max_new_tokens}"
-    )
+    scheme = (spec.quantization or {}).get("scheme")
+    options = {
+        "--max-memory": budgets,
+        "--revision": spec.revision,
+        "--dtype": dtype,
+        "--quantize": scheme,
+        "--prompt-tokens": workload.prompt_tokens,
+        "--max-new-tokens": workload.max_new_tokens,
+        "--batch-size": workload.batch_size if workload.batch_size > 1 else None,
+    }
+    said = [f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+    trusted = ["--trust-remote-code"] if trust_remote_code else []
+    return " ".join(["devmap plan", shlex.quote(spec.model_id), *said, *trusted])

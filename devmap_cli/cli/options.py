@@ -25,13 +25,14 @@ class Scheme(str, Enum):
 
 
 class Strategy(str, Enum):
-    """The rule by which parts are placed: the names of `planning.strategies.STRATEGIES`."""
+    """The rule by which parts are placed: the names of `planning.strategies.STRATEGIES`, or all of them."""
 
     auto = "auto"
     balanced = "balanced"
     balanced_low_0 = "balanced_low_0"
     sequential = "sequential"
     fewest = "fewest"
+    all = "all"
 
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A hub id, or a folder with config.json.")]

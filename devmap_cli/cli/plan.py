@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from devmap_cli.cli.budgeting import budgets_from_options, cards_from_option
 from devmap_cli.cli.options import DtypeOption, Json, Model, QuantizeOption, Revision, Strategy, TrustRemoteCode
+from devmap_cli.cli.planning import Planning
+from devmap_cli.cli.questions import (
+    Solve,
+    compare_strategies,
+    fewest_cards,
+    how_many_note,
+    solve_for,
+    solve_note,
+)
+from devmap_cli.cli.workload import Attention, BatchSize, Images, MaxNewTokens, PromptTokens, Videos, workload_for
 from devmap_cli.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from devmap_cli.devices.budgets import Budgets
-    from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapFile
-    from devmap_cli.units import Amount
+    from devmap_cli.model.spec import ModelSpec
+    from devmap_cli.planning.nouns import Infeasible, Placement
+    from devmap_cli.planning.planner import PlanRequest
 
 
 def plan(
@@ -29,7 +40,7 @@ def plan(
             "--strategy",
             help="balanced: the smallest highest use over the GPUs; auto: the same while all fits there, else the "
             "least is offloaded; balanced_low_0: as little as possible on the first GPU; sequential: filled in order; "
-            "fewest: as few GPUs as hold it.",
+            "fewest: as few GPUs as hold it; all: a table of all of them, and no map.",
         ),
     ] = Strategy.auto,
     max_memory: Annotated[
@@ -69,13 +80,27 @@ def plan(
         list[str] | None,
         typer.Option("--weight", metavar="DEVICE=FACTOR", help="Count a GPU as a part, like 0=0.5; repeatable."),
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the prompt.")] = 2048,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Length of the answer.")] = 256,
-    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Sequences at once.")] = 1,
+    prompt_tokens: PromptTokens = None,
+    max_new_tokens: MaxNewTokens = None,
+    batch_size: BatchSize = 1,
+    image: Images = None,
+    video: Videos = None,
+    attention: Annotated[Attention, typer.Option("--attention", help="How attention is computed.")] = Attention.sdpa,
+    solve: Annotated[
+        Solve | None, typer.Option("--solve", help="Find the largest prompt, batch or number of images that fits.")
+    ] = None,
+    how_many: Annotated[
+        bool, typer.Option("--how-many", help="Find how many cards of the kind that --gpus names are needed.")
+    ] = False,
     output: Annotated[
         str | None,
         typer.Option("--output", "-o", metavar="FILE", help="Where the map goes, - for stdout; map.json by default."),
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Draw the plan: a picture (.svg), or a page with it (.html)."),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Tell each decision with its numbers.")] = False,
     dtype: DtypeOption = None,
     quantize: QuantizeOption = None,
     revision: Revision = None,
@@ -83,22 +108,21 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Decide where each part of a model goes and write the map. Needs no weights and no GPU."""
-    from devmap_cli.mapfile import MapWorkload, write_map
+    from devmap_cli.mapfile import write_map
     from devmap_cli.model.load import load_spec
     from devmap_cli.planning.nouns import Infeasible
     from devmap_cli.planning.pins import load_rules, parse_pin, parse_weights
-    from devmap_cli.planning.planner import PlanRequest, make_plan, map_file
+    from devmap_cli.planning.planner import PlanRequest, map_file
 
+    _check_questions(strategy, solve=solve, gpus=gpus, how_many=how_many, output=output, weights_only=weights_only)
+    if report is not None:
+        from devmap_cli.render.report import check_report_path
+
+        check_report_path(report)
     cards = cards_from_option(gpus)
     pins = (*(load_rules(rules) if rules else ()), *map(parse_pin, pin or ()))
-    request = PlanRequest(
-        strategy.value,
-        budgets_from_options(max_memory, reserve or [], no_offload=no_offload, cards=cards),
-        MapWorkload(batch_size=batch_size, prompt_tokens=prompt_tokens, max_new_tokens=max_new_tokens),
-        pins,
-        parse_weights(weight or []),
-        weights_only,
-    )
+    budgets = budgets_from_options(max_memory, reserve or [], no_offload=no_offload, cards=cards)
+    gpu_weights = parse_weights(weight or [])
     spec = load_spec(
         model,
         revision=revision,
@@ -106,114 +130,156 @@ def plan(
         quantize=quantize.value if quantize else None,
         trust_remote_code=trust_remote_code,
     )
-    placement = make_plan(spec, request)
-    if isinstance(placement, Infeasible):
-        from devmap_cli.cli.refusal import refuse
+    workload = workload_for(
+        spec,
+        prompt_tokens=prompt_tokens,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        images=image or (),
+        videos=video or (),
+        attention=attention,
+    )
+    request = PlanRequest(strategy.value, budgets, workload, pins, gpu_weights, weights_only)
+    planning = Planning(spec, cards, trust_remote_code=trust_remote_code)
+    if strategy is Strategy.all:
+        compare_strategies(planning, request, as_json=as_json)
+        return
+    answer, request, found = _answer(planning, request, solve=solve, gpus=gpus if how_many else None)
+    if isinstance(answer, Infeasible):
+        from devmap_cli.cli.refusal import Given, refuse
 
-        refuse(placement, spec, request, gpus=gpus, as_json=as_json)
-    document = map_file(spec, request, placement)
+        options: dict[str, list[str] | None] = {
+            "--strategy": [strategy.value] if strategy is not Strategy.auto else [],
+            "--pin": pin,
+            "--rules": [str(rules)] if rules else [],
+            "--weight": weight,
+            "--prompt-tokens": [str(prompt_tokens)] if prompt_tokens else [],
+            "--max-new-tokens": [str(max_new_tokens)] if max_new_tokens else [],
+            "--batch-size": [str(batch_size)] if batch_size > 1 else [],
+            "--image": image,
+            "--video": video,
+            "--attention": [attention.value] if attention is not Attention.sdpa else [],
+            "--dtype": [dtype.value] if dtype else [],
+            "--quantize": [quantize.value] if quantize else [],
+            "--revision": [revision] if revision else [],
+        }
+        flags = {
+            "--no-offload": no_offload,
+            "--weights-only": weights_only,
+            "--trust-remote-code": trust_remote_code,
+        }
+        given: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in options.items() if values}
+        given |= {name: () for name, is_set in flags.items() if is_set}
+        refuse(answer, planning, request, Given(given, gpus), as_json=as_json)
+    document = map_file(spec, request, answer)
     target = ("-" if as_json else "map.json") if output is None else output
     write_map(document, target)
     if as_json and output not in (None, "-"):
         write_map(document, "-")
-    if not as_json:
-        from devmap_cli.planning.explaining import unused_accelerators
-        from devmap_cli.render.plan import plan_notes
-
-        names = {device: card.name for device, card in cards.items()}
-        notes = plan_notes(spec, document, unused_accelerators(placement), weights_only=weights_only)
-        _show(document, target, notes=notes, names=names)
-
-
-def cards_from_option(gpus: str | None) -> dict[Device, Card]:
-    """The cards that --gpus names; none without it, and then the table is not read.
-
-    Raises:
-        RequestError: it cannot be read.
-    """
-    if gpus is None:
-        return {}
-    from devmap_cli.devices.cards import parse_gpus
-
-    return parse_gpus(gpus)
+    if not as_json or report is not None:
+        names = {device: card.name for device, card in planning.cards.items()}
+        shown = Shown(document, answer, spec, names, _notes(planning, request, document, answer, found))
+        if report is not None:
+            shown.write_report(report)
+        if not as_json:
+            shown.show(target, explain=explain, report=report)
 
 
-def budgets_from_options(
-    max_memory: str | None, reserve: list[str], *, no_offload: bool, cards: Mapping[Device, Card] = MappingProxyType({})
-) -> Budgets:
-    """Budgets from the command line, asking the machine only for what the options leave open.
-
-    Args:
-        cards: accelerators of another machine, in place of this one's.
-
-    Raises:
-        RequestError: an option that cannot be read, or no device left.
-        SurroundingsError: a share of a device that is not here.
-    """
-    from devmap_cli.devices.budgets import parse_max_memory, parse_reserves, resolve_budgets
-    from devmap_cli.devices.detection import detect
-    from devmap_cli.units import Amount
-
-    reserves = parse_reserves(reserve)
-    totals = {device: card.usable_bytes for device, card in cards.items()}
-    if cards:
-        amounts = {device: Amount(size) for device, size in totals.items()}
-        amounts |= _tiers_beside_cards({} if max_memory is None else parse_max_memory(max_memory), reserves)
-    elif max_memory is None:
-        found = detect()
-        totals = {item.device: item.shared_bytes for item in found}
-        amounts = {item.device: Amount(item.free_bytes) for item in found}
-    else:
-        amounts = parse_max_memory(max_memory)
-        relative = [device for device in amounts if _is_relative(device, amounts, reserves)]
-        totals = {item.device: item.shared_bytes for item in (detect(relative) if relative else ())}
-    if no_offload:
-        amounts = {device: amount for device, amount in amounts.items() if device.is_accelerator}
-        if not amounts:
-            raise RequestError(
-                "--no-offload leaves no device: no accelerator is named or found",
-                "name the devices: --max-memory '0:24GB'",
-            )
-    return resolve_budgets(amounts, reserves, totals)
+def _check_questions(
+    strategy: Strategy, *, solve: Solve | None, gpus: str | None, how_many: bool, output: str | None, weights_only: bool
+) -> None:
+    """Refuse options that don't go together."""
+    if how_many and gpus is None:
+        raise RequestError("--how-many needs the kind of card", "name it: --gpus T4 --how-many")
+    if how_many and solve is not None:
+        raise RequestError("--how-many and --solve are two questions", "ask one of them")
+    if strategy is Strategy.all and (how_many or solve is not None or output is not None):
+        raise RequestError(
+            "--strategy all only compares: it writes no map and answers no other question",
+            "name one strategy, for example --strategy balanced",
+        )
+    if weights_only and solve is not None:
+        raise RequestError(
+            "--solve asks what a workload takes, and --weights-only leaves it out", "drop --weights-only"
+        )
 
 
-def _tiers_beside_cards(amounts: dict[Device, Amount], reserves: dict[Device, Amount]) -> dict[Device, Amount]:
-    """What --max-memory may say beside --gpus: how much RAM and disk that machine has, in bytes.
+def _answer(
+    planning: Planning, request: PlanRequest, *, solve: Solve | None, gpus: str | None
+) -> tuple[Placement | Infeasible, PlanRequest, list[str]]:
+    """The plan, the request that it answers, and what was found on the way."""
+    from devmap_cli.planning.nouns import Infeasible
 
-    Raises:
-        RequestError: it names an accelerator, or a share of what only that machine knows.
-    """
-    from devmap_cli.devices.budgets import share_and_bytes
-    from devmap_cli.units import Amount
-
-    for device in amounts:
-        if device.is_accelerator:
-            raise RequestError(
-                f"--max-memory names {device.label}, but --gpus says what the accelerators are",
-                "give only cpu and disk beside --gpus, like --max-memory 'cpu:30GB', and keep room with --reserve",
-            )
-        if _is_relative(device, amounts, reserves):
-            share, example = share_and_bytes(device, amounts[device], reserves.get(device, Amount()))
-            raise RequestError(
-                f"--gpus plans for another machine, so {share} of its {device} is unknown",
-                f"give it in bytes, for example {example}",
-            )
-    return amounts
+    if gpus is not None:
+        count = fewest_cards(planning, request, gpus)
+        if isinstance(count, Infeasible):
+            return count, request, []
+        number, request, placement = count
+        return placement, request, [how_many_note(number, planning.cards)]
+    if solve is None:
+        return planning.plan(request), request, []
+    largest = solve_for(planning, request, solve)
+    if isinstance(largest, Infeasible):
+        return largest, request, []
+    found, request = largest
+    return planning.plan(request), request, [solve_note(solve, found, planning.spec)]
 
 
-def _is_relative(device: Device, amounts: dict[Device, Amount], reserves: dict[Device, Amount]) -> bool:
-    return amounts[device].is_relative or (device in reserves and reserves[device].is_relative)
+def _notes(
+    planning: Planning, request: PlanRequest, document: MapFile, placement: Placement, found: list[str]
+) -> list[str]:
+    from devmap_cli.planning.explaining import unused_accelerators
+    from devmap_cli.planning.pins import todays_pins
+    from devmap_cli.render.plan import plan_notes, speed_note
+
+    notes = plan_notes(
+        planning.spec,
+        document,
+        unused_accelerators(placement),
+        weights_only=request.weights_only,
+        reason=planning.reason,
+    )
+    renamed = [
+        f"{pin.pattern} is called {todays.pattern} in the installed transformers"
+        for pin, todays in zip(request.pins, todays_pins(request.pins, planning.spec), strict=True)
+        if pin != todays
+    ]
+    pace = planning.pace(request)
+    return [*found, *renamed, *notes, *([] if pace is None else [speed_note(pace.of(placement), pace, placement)])]
 
 
-def _show(document: MapFile, target: str, *, notes: list[str], names: Mapping[Device, str]) -> None:
-    from devmap_cli.render.console import err, out
-    from devmap_cli.render.plan import BAR_WIDTH, DeviceTable, layer_bar
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A plan as it is shown."""
 
-    console = err() if target == "-" else out()
-    console.print(DeviceTable(document, names))
-    console.print()
-    console.print(layer_bar(document, min(BAR_WIDTH, console.width)))
-    for note in notes:
-        console.print(note)
-    if target != "-":
-        err().print(f"wrote {target}")
+    document: MapFile
+    placement: Placement
+    spec: ModelSpec
+    names: Mapping[Device, str]
+    notes: list[str]
+
+    def write_report(self, path: Path) -> None:
+        """Draw it."""
+        from devmap_cli.render.report import Report, write_report
+
+        write_report(path, Report.of(self.document, self.spec, cards=self.names, notes=self.notes))
+
+    def show(self, target: str, *, explain: bool, report: Path | None) -> None:
+        """Print it, on stderr where the map goes to stdout."""
+        from devmap_cli.render.console import err, out
+        from devmap_cli.render.plan import BAR_WIDTH, DeviceTable, layer_bar
+
+        console = err() if target == "-" else out()
+        console.print(DeviceTable(self.document, self.names))
+        console.print()
+        console.print(layer_bar(self.document, min(BAR_WIDTH, console.width)))
+        for note in self.notes:
+            console.print(note)
+        if explain:
+            from devmap_cli.render.explanation import Explanation
+
+            console.print()
+            console.print(Explanation(self.placement, self.names, self.spec.ties))
+        for written in (None if target == "-" else target, report):
+            if written is not None:
+                err().print(f"wrote {written}")

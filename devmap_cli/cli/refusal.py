@@ -4,38 +4,68 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
 from devmap_cli.cli import fail
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.device import CPU
-from devmap_cli.errors import EXIT_NO
-from devmap_cli.model.spec import ModelSpec
+from devmap_cli.devices.device import CPU, Device
+from devmap_cli.errors import EXIT_NO, DevmapError
 from devmap_cli.planning.nouns import Infeasible, Placement
-from devmap_cli.planning.planner import PlanRequest, make_plan
 from devmap_cli.units import format_bytes
 
+if TYPE_CHECKING:
+    from devmap_cli.cli.planning import Planning
+    from devmap_cli.planning.planner import PlanRequest
+
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20, "B": 1}
+_MAX_WAYS = 4
+_MOST_HALVINGS = 4
+_LEAST_PROMPT_TOKENS = 64
+_BFLOAT16_CAPABILITY = (8, 0)
+_QUANTIZABLE_KINDS = ("cuda", "xpu")
 
 
-def refuse(answer: Infeasible, spec: ModelSpec, request: PlanRequest, *, gpus: str | None, as_json: bool) -> NoReturn:
-    """Say why nothing fits, on stdout too with `as_json`, and exit with code 1.
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The options of a command by name, without those that say how much memory there is.
 
     Args:
-        gpus: the value of --gpus, for commands to try that keep it.
+        options: each with its values, none for a flag; those that were not given are not in it.
+        gpus: the value of --gpus.
     """
+
+    options: Mapping[str, tuple[str, ...]]
+    gpus: str | None = None
+
+    def having(self, **changes: str) -> Given:
+        """The same with other values of some options, whose names have underscores here."""
+        named = {f"--{name.replace('_', '-')}": (value,) for name, value in changes.items()}
+        return replace(self, options={**self.options, **named})
+
+    def command(self, model: str, budgets: Budgets) -> str:
+        """The command with these options and budgets."""
+        words = ["devmap plan", shlex.quote(model), _as_options(budgets, self.gpus)]
+        for name, values in self.options.items():
+            words += [f"{name} {shlex.quote(value)}" for value in values] or [name]
+        return " ".join(filter(None, words))
+
+
+def refuse(answer: Infeasible, planning: Planning, request: PlanRequest, given: Given, *, as_json: bool) -> NoReturn:
+    """Say why nothing fits, on stdout too with `as_json`, and exit with code 1."""
+    ways = list(islice(_ways_out(answer, planning, request, given), _MAX_WAYS))
     if as_json:
-        typer.echo(json.dumps(infeasible_document(answer), indent=2))
+        typer.echo(json.dumps({**infeasible_document(answer), "ways_out": ways}, indent=2))
     place = f" on {answer.device.label}" if answer.device else ""
     message = (
-        f"{spec.model_id} does not fit{place}: needed {format_bytes(answer.needed_bytes)}, "
+        f"{planning.spec.model_id} does not fit{place}: needed {format_bytes(answer.needed_bytes)}, "
         f"budget {format_bytes(answer.budget_bytes)}, missing {format_bytes(answer.missing_bytes)}: {answer.reason}"
     )
-    raise typer.Exit(fail(EXIT_NO, message, _ways_out(answer, spec, request, gpus)))
+    raise typer.Exit(fail(EXIT_NO, message, "; or ".join(ways) or "give more memory or another device"))
 
 
 def infeasible_document(answer: Infeasible) -> dict[str, Any]:
@@ -52,28 +82,82 @@ def infeasible_document(answer: Infeasible) -> dict[str, Any]:
     }
 
 
-def _ways_out(answer: Infeasible, spec: ModelSpec, request: PlanRequest, gpus: str | None) -> str:
-    plan = f"devmap plan {shlex.quote(spec.model_id)}"
-    ways = [
-        f"{plan} {_as_options(budgets, gpus)}"
-        for budgets in _larger(answer, request.budgets, gpus)
-        if isinstance(make_plan(spec, replace(request, budgets=budgets)), Placement)
-    ]
-    if spec.dtype == "float32":
-        ways.append("half the weights: --dtype bfloat16")
-    if spec.quantization is None and request.budgets.accelerators:
-        ways.append("a quarter of them: --quantize nf4")
-    return "; or ".join(ways) or "give more memory or another device"
+def _ways_out(answer: Infeasible, planning: Planning, request: PlanRequest, given: Given) -> Iterator[str]:
+    """Commands that fit, the cheapest change first."""
+    model = planning.spec.model_id
+    if not request.weights_only:
+        for tokens in _shorter(request.workload.prompt_tokens):
+            shorter = replace(request, workload=replace(request.workload, prompt_tokens=tokens))
+            if _fits(planning, shorter):
+                yield given.having(prompt_tokens=str(tokens)).command(model, request.budgets)
+                break
+    for option, value in _smaller_weights(planning, request):
+        if _fits(planning.with_weights(**{option: value}), request):
+            yield given.having(**{option: value}).command(model, request.budgets)
+    for budgets, gpus in _larger(answer, request.budgets, given.gpus):
+        if budgets.tiers and not request.budgets.tiers and "--no-offload" in given.options:
+            continue
+        if _fits(planning, replace(request, budgets=budgets)):
+            yield replace(given, gpus=gpus).command(model, budgets)
 
 
-def _larger(answer: Infeasible, budgets: Budgets, gpus: str | None) -> Iterator[Budgets]:
-    """Budgets to try: RAM for all that is missing, and more on the one device that needs least."""
+def _fits(planning: Planning, request: PlanRequest) -> bool:
+    try:
+        return isinstance(planning.plan(request, rehearse=False, is_probe=True), Placement)
+    except DevmapError:
+        return False  # images that a shorter prompt has no room for, say
+
+
+def _shorter(prompt_tokens: int) -> Iterator[int]:
+    """Half of it, a quarter and so on."""
+    for _ in range(_MOST_HALVINGS):
+        prompt_tokens //= 2
+        if prompt_tokens >= _LEAST_PROMPT_TOKENS:
+            yield prompt_tokens
+
+
+def _smaller_weights(planning: Planning, request: PlanRequest) -> Iterator[tuple[str, str]]:
+    """Options that load the weights with fewer bits, or in a type that old GPUs have fused attention for."""
+    spec = planning.spec
+    if spec.dtype == "bfloat16" and planning.compute_capability < _BFLOAT16_CAPABILITY:
+        yield "dtype", "float16"
+    if spec.dtype == "float32" and spec.quantization is None:
+        yield "dtype", "bfloat16"
+    if spec.quantization is None and any(device.kind in _QUANTIZABLE_KINDS for device in request.budgets.accelerators):
+        yield "quantize", "nf4"
+
+
+def _larger(answer: Infeasible, budgets: Budgets, gpus: str | None) -> Iterator[tuple[Budgets, str | None]]:
+    """Budgets to try, with the --gpus for them: RAM for all that is missing, one more GPU, more on one device."""
     sizes, reserved = dict(budgets), dict(budgets.reserved)
     if not budgets.tiers:
-        yield Budgets.of({**sizes, CPU: _rounded_up(answer.needed_bytes)}, reserved)
+        yield Budgets.of({**sizes, CPU: _rounded_up(answer.needed_bytes)}, reserved), gpus
+    if budgets.accelerators:
+        yield from _one_more(budgets, gpus)
     if gpus is None and answer.grow_device is not None:
         grown = _rounded_up(sizes.get(answer.grow_device, 0) + answer.missing_bytes)
-        yield Budgets.of({**sizes, answer.grow_device: grown}, reserved)
+        yield Budgets.of({**sizes, answer.grow_device: grown}, reserved), None
+
+
+def _one_more(budgets: Budgets, gpus: str | None) -> Iterator[tuple[Budgets, str | None]]:
+    """One more device like the last one; a card that is several devices brings all of them."""
+    sizes, reserved = dict(budgets), dict(budgets.reserved)
+    last = budgets.accelerators[-1]
+    if last.index is None:
+        return
+    if gpus is None:
+        largest = max(device.index or 0 for device in budgets.accelerators)
+        yield Budgets.of({**sizes, Device(last.kind, largest + 1): sizes[last]}, reserved), None
+        return
+    from devmap_cli.devices.cards import parse_gpus
+
+    name = list(parse_gpus(gpus).values())[-1].name
+    is_alone = len({card.name for card in parse_gpus(gpus).values()}) == 1
+    card = next(iter(parse_gpus(name).values()))
+    more = f"{len(parse_gpus(gpus)) // card.num_gpus + 1}x{name}" if is_alone else f"{gpus},{name}"
+    devices = parse_gpus(more)
+    added = {device: item.usable_bytes for device, item in devices.items() if device not in sizes}
+    yield Budgets.of({**sizes, **added}, reserved), more
 
 
 def _rounded_up(num_bytes: int) -> int:

@@ -38,6 +38,15 @@ _RUNTIME_BYTES = {
 }
 
 
-def runtime_overhead_bytes(kind: str) -> int:
-    """An estimate, on the high side, of what a process takes of a device of `kind` outside PyTorch's allocator."""
-    return _RUNTIME_BYTES[kind]
+_LARGEST_SHARE = 8
+"""Of a budget so small that it is no whole device, one part in so many counts for the runtime at most."""
+
+
+def runtime_overhead_bytes(kind: str, budget_bytes: int | None = None) -> int:
+    """An estimate, on the high side, of what a process takes of a device of `kind` outside PyTorch's allocator.
+
+    At most an eighth of `budget_bytes`: kernels are loaded as they come into use, and on a small device, with its
+    small models, not all of them do. An eighth of 2 GiB is what a CUDA context takes with none but the first loaded.
+    """
+    figure = _RUNTIME_BYTES[kind]
+    return figure if budget_bytes is None else min(figure, budget_bytes // _LARGEST_SHARE)

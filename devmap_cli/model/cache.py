@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +15,9 @@ from devmap_cli import __version__
 from devmap_cli.files import atomic_write
 from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
 
+_SPECS = "specs"
+_FORMAT = 2
+"""Raised with every change of what is kept that the version of devmap doesn't tell."""
 PACKAGES = ("transformers", "torch", "accelerate")
 
 
@@ -36,31 +40,45 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
-def spec_key(*parts: object) -> str:
-    """A name for a description made of everything that it depends on."""
-    text = json.dumps([parts, package_versions()], sort_keys=True, default=str)
+def key_of(*parts: object) -> str:
+    """A name for what depends on `parts` and on the versions of all packages, and on nothing else."""
+    text = json.dumps([_FORMAT, parts, package_versions()], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def read_spec(key: str) -> ModelSpec | None:
     """The description kept under `key`; None where there is none, or a damaged one."""
+    document = read_document(_SPECS, key)
     try:
-        return _spec_from(json.loads(_path(key).read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None if document is None else _spec_from(document)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
 def write_spec(key: str, spec: ModelSpec) -> None:
     """Keep `spec` under `key`; a cache that cannot be written is no failure."""
+    write_document(_SPECS, key, asdict(spec))
+
+
+def read_document(folder: str, key: str) -> Any:
+    """The plain data kept in `folder` under `key`; None where there is none, or damaged data."""
     try:
-        _path(key).parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(_path(key), json.dumps(asdict(spec), separators=(",", ":")).encode())
+        return json.loads(_path(folder, key).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def write_document(folder: str, key: str, document: Mapping[str, Any]) -> None:
+    """Keep plain data; a cache that cannot be written is no failure."""
+    try:
+        _path(folder, key).parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(_path(folder, key), json.dumps(document, separators=(",", ":")).encode())
     except Exception:  # noqa: BLE001, S110 - whatever the disk says, the answer is there without the cache
         pass
 
 
-def _path(key: str) -> Path:
-    return cache_folder() / "specs" / f"{key}.json"
+def _path(folder: str, key: str) -> Path:
+    return cache_folder() / folder / f"{key}.json"
 
 
 def _spec_from(document: dict[str, Any]) -> ModelSpec:

@@ -95,7 +95,8 @@ def choose_dtype(reference: ModelReference, config: PreTrainedConfig, asked: str
         return "bfloat16", "config.json states no dtype: counted as bfloat16, as the model is quantized"
     return (
         "float32",
-        "config.json states no dtype: counted as float32, as it loads; --dtype bfloat16 halves it",
+        "config.json states no dtype: counted and loaded as float32; where the weights are stored in 16 bit, --dtype "
+        "bfloat16 halves it",
     )
 
 

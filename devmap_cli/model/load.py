@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from devmap_cli.model.cache import read_spec, spec_key, write_spec
-from devmap_cli.model.quantization.scheme import Quantization, modelopt_text, quantization_of
+from devmap_cli.model.cache import key_of, read_spec, write_spec
+from devmap_cli.model.quantization.scheme import Quantization, modelopt_text, quantization_in_map, quantization_of
 from devmap_cli.model.reference import ModelReference, resolve
 from devmap_cli.model.spec import ModelSpec
 
@@ -35,13 +35,29 @@ def load_spec(
     quantization = quantization_of(reference.config, modelopt, quantize)
     if reference.has_remote_code and trust_remote_code:
         return describe(reference, dtype, quantization, trust_remote_code=True)  # its code may change: not cached
-    key = spec_key(reference.config_text, dtype, _stored_dtype(reference), quantize, modelopt)
+    key = key_of(reference.config_text, dtype, _stored_dtype(reference), quantize, modelopt)
     cached = read_spec(key)
     if cached is not None:
         return replace(cached, model_id=reference.location, revision=_commit(reference))
-    spec = describe(reference, dtype, quantization, trust_remote_code=trust_remote_code)
+    spec = replace(describe(reference, dtype, quantization, trust_remote_code=trust_remote_code), key=key)
     write_spec(key, spec)
     return spec
+
+
+def empty_model(spec: ModelSpec, *, trust_remote_code: bool) -> PreTrainedModel:
+    """The model that `spec` describes, without weights.
+
+    Raises:
+        RequestError: transformers cannot build it.
+        SurroundingsError: the hub or a package is missing.
+    """
+    from devmap_cli.model.empty import build_quantized
+    from devmap_cli.model.quiet import quiet_libraries
+
+    reference = resolve(spec.model_id, spec.revision)
+    with quiet_libraries():
+        quantization = quantization_in_map(spec.quantization)
+        return build_quantized(reference, spec.dtype, quantization, trust_remote_code=trust_remote_code).model
 
 
 def describe(
@@ -70,9 +86,16 @@ def describe(
         output_bytes_per_token=seen.output_bytes_per_token,
         kv_cache=seen.kv_cache,
         renamings=renamings_of(model),
+        max_positions=_max_positions(model.config),
         quantization=None if quantization is None else quantization.as_in_map,
         notes=tuple(note for note in (_class_note(reference, type(model).__name__), *built.notes, seen.note) if note),
     )
+
+
+def _max_positions(config: Any) -> int | None:
+    text = config.get_text_config(decoder=True)
+    limits = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def _no_split_classes(model: PreTrainedModel) -> frozenset[str]:

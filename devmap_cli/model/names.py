@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 
 def is_ancestor(ancestor: str, name: str) -> bool:
@@ -25,4 +25,7 @@ def join(prefix: str, name: str) -> str:
 
 def owner(name: str, candidates: Iterable[str]) -> str | None:
     """The longest of `candidates` that is, or contains, `name`; None where none does."""
-    return max((key for key in candidates if is_ancestor(key, name)), key=len, default=None)
+    known = candidates if isinstance(candidates, Container) else set(candidates)
+    while name and name not in known:
+        name = parent(name)
+    return name if name in known else None

@@ -37,17 +37,17 @@ def translate(name: str, spec: ModelSpec, fqns: frozenset[str]) -> str | None:
     """
     if name in fqns:
         return None
-    for candidate in _candidates(name, spec.renamings):
+    for candidate in candidates(name, spec.renamings):
         if candidate in fqns:
             return candidate
     return None
 
 
-def _candidates(name: str, renamings: Iterable[tuple[str, str]]) -> list[str]:
-    """`name` after all renamings, and after each of them alone."""
+def candidates(name: str, renamings: Iterable[tuple[str, str]]) -> list[str]:
+    """What `name`, or a pattern of names, may be called today: after all renamings, and after each of them alone."""
     pairs = list(renamings)
     renamed = name
     for pattern, replacement in pairs:
         renamed = re.sub(pattern, replacement, renamed)
     alone = [re.sub(pattern, replacement, name) for pattern, replacement in pairs]
-    return [candidate for candidate in (renamed, *alone) if candidate != name]
+    return [candidate for candidate in dict.fromkeys((renamed, *alone)) if candidate != name]

@@ -78,7 +78,8 @@ class ModelSpec:
     fqns of modules in the order in which a forward first enters them; `output_bytes_per_token` is what each of them
     hands on, where its output has one row per token. `renamings` lead from names of older releases to today's.
     `kv_cache` is None where it is unknown, with the
-    reason in `notes`.
+    reason in `notes`. `key` names all that the description depends on, None where that can change. `max_positions` is
+    the longest sequence that the model was made for, None where its config states none.
     """
 
     model_id: str
@@ -94,6 +95,8 @@ class ModelSpec:
     renamings: tuple[tuple[str, str], ...] = ()
     quantization: dict[str, Any] | None = None
     notes: tuple[str, ...] = field(default=())
+    key: str | None = None
+    max_positions: int | None = None
 
     def modules(self) -> Iterator[tuple[str, ModuleSpec]]:
         """All modules depth first in definition order, with fully qualified names."""

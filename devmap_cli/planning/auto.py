@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 
 from devmap_cli.planning.balanced import on_accelerators
 from devmap_cli.planning.costs import Room, SegmentCosts
@@ -17,14 +18,21 @@ def place_auto(task: Task) -> list[Run] | None:
     return on_accelerators(task) or around_window(task)
 
 
-def around_window(task: Task) -> list[Run] | None:
-    """Offload the window with the fewest bytes whose absence lets the rest fit, the latest of equal ones."""
+def around_window(task: Task, stream_limit: int | None = None) -> list[Run] | None:
+    """Offload the window with the fewest bytes whose absence lets the rest fit, the latest of equal ones.
+
+    No block is in it that holds a module of more than `stream_limit` bytes.
+    """
     if not task.tiers:
         return None
+    large = [stream_limit is not None and task.blocks[index].streamed_bytes > stream_limit for index in task.free]
+    num_large = [0, *accumulate(large)]
     windows = _Windows(task.costs, task.accelerators)
     best: tuple[int, int, list[Run]] | None = None
     for start in range(windows.last_start, -1, -1):
         stop = windows.first_stop(start)
+        if num_large[stop] > num_large[start]:
+            continue
         num_bytes = task.costs.resident(start, stop)
         if best is None or num_bytes < task.costs.resident(best[0], best[1]):
             runs = _offloaded(task, start, stop)
@@ -90,11 +98,8 @@ class _Windows:
         if back != front:
             return back > front
         front_start, back_stop = self.from_front[front], self.from_back[back + 1]
-        room, costs = self.rooms[front], self.costs
-        transient = max(costs.transient(front_start, start), costs.transient(stop, back_stop))
-        num_bytes = costs.resident(front_start, start) + costs.resident(stop, back_stop)
-        num_bytes += room.held_resident_bytes + room.overhead_bytes
-        return num_bytes + max(room.held_transient_bytes, transient) <= room.budget_bytes
+        room = self.rooms[front]
+        return self.costs.on_around(room, (front_start, start), (stop, back_stop)) <= room.budget_bytes
 
     def _room_from_back(self, stop: int) -> int:
         """The room that holds block `stop` when filled from the back; the number of rooms for none."""

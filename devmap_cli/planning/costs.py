@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
 from devmap_cli.devices.device import Device
+from devmap_cli.planning.nouns import Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,33 +59,76 @@ class Room:
         return Fraction(num_bytes, self.scale) if self.scale and num_bytes else Fraction(0)
 
 
+class _EarlyPhase:
+    """A phase before the end of a run, in which less is resident, so that larger transients have room.
+
+    What is there from its start adds up over a segment, what comes with each block adds up to the block that runs.
+    """
+
+    def __init__(self, always: Sequence[int], growing: Sequence[int], transient: Sequence[int]) -> None:
+        self._always = [0, *accumulate(always)]
+        self._grown = [0, *accumulate(growing)]
+        moments = [grown + extra for grown, extra in zip(self._grown[1:], transient, strict=True)]
+        self._maxima = _sparse_table(moments)
+
+    def peak(self, *segments: tuple[int, int]) -> int:
+        """The most that segments, one after the other on one device, take in this phase; none is empty."""
+        always = grown = highest = 0
+        for start, stop in segments:
+            level = (stop - start).bit_length() - 1
+            row = self._maxima[level]
+            highest = max(highest, grown + max(row[start], row[stop - (1 << level)]) - self._grown[start])
+            grown += self._grown[stop] - self._grown[start]
+            always += self._always[stop] - self._always[start]
+        return always + highest
+
+
 class SegmentCosts:
     """Costs of all segments of a sequence of blocks: resident bytes add up, of transients the largest counts.
 
-    Segments are [start, stop). A cost takes O(1), the furthest affordable stop O(log n).
+    Segments are [start, stop). A cost takes O(1), the furthest affordable stop O(log n). With `blocks`, the phases
+    before the last count too: there less is resident, and more may be transient.
     """
 
-    def __init__(self, resident_bytes: Sequence[int], transient_bytes: Sequence[int]) -> None:
+    def __init__(
+        self, resident_bytes: Sequence[int], transient_bytes: Sequence[int], blocks: Sequence[Block] = ()
+    ) -> None:
         self.resident_bytes = tuple(resident_bytes)
         self.transient_bytes = tuple(transient_bytes)
         self._prefix = [0, *accumulate(self.resident_bytes)]
         self._is_uniform = len(set(self.transient_bytes)) <= 1
         self._maxima = [] if self._is_uniform else _sparse_table(self.transient_bytes)
         self._smallest_transient = min(self.transient_bytes, default=0)
+        self._blocks = tuple(blocks)
+        self._is_backwards = False
+        self._early = _early_phases(self._blocks)
+
+    @classmethod
+    def of(cls, blocks: Sequence[Block]) -> SegmentCosts:
+        """The costs of `blocks`, in execution order."""
+        return cls([block.resident_bytes for block in blocks], [block.transient_bytes for block in blocks], blocks)
 
     def __len__(self) -> int:
         return len(self.resident_bytes)
 
     def backwards(self) -> SegmentCosts:
         """The same blocks, last first."""
-        return SegmentCosts(self.resident_bytes[::-1], self.transient_bytes[::-1])
+        costs = SegmentCosts(self.resident_bytes[::-1], self.transient_bytes[::-1])
+        costs._blocks, costs._early, costs._is_backwards = self._blocks, self._early, not self._is_backwards
+        return costs
 
     def without(self, start: int, stop: int) -> SegmentCosts:
         """The blocks before `start` and from `stop` on."""
         return SegmentCosts(
             self.resident_bytes[:start] + self.resident_bytes[stop:],
             self.transient_bytes[:start] + self.transient_bytes[stop:],
+            self._blocks[:start] + self._blocks[stop:],
         )
+
+    def lone(self) -> Iterator[tuple[int, int]]:
+        """For each block its resident bytes, and a transient that in any company is enough."""
+        largest = [block.largest_transient_bytes for block in self._blocks] or self.transient_bytes
+        return zip(self.resident_bytes, reversed(largest) if self._is_backwards else largest, strict=True)
 
     def resident(self, start: int, stop: int) -> int:
         """Resident bytes of a segment."""
@@ -102,13 +146,35 @@ class SegmentCosts:
 
     def on(self, room: Room, start: int, stop: int) -> int:
         """What `room` takes with a segment beside the blocks pinned to it."""
-        if start >= stop:
+        return self.on_around(room, (start, stop))
+
+    def on_around(self, room: Room, *segments: tuple[int, int]) -> int:
+        """What `room` takes with several segments, in order, beside the blocks pinned to it."""
+        segments = tuple((start, stop) for start, stop in segments if start < stop)
+        if not segments:
             return room.held_bytes
-        transient = max(room.held_transient_bytes, self.transient(start, stop))
-        return room.overhead_bytes + room.held_resident_bytes + self.resident(start, stop) + transient
+        peak, transient = 0, room.held_transient_bytes
+        for start, stop in segments:
+            peak += self._prefix[stop] - self._prefix[start]
+            transient = max(transient, self.transient(start, stop))
+        peak += transient
+        if self._early:
+            size = len(self)
+            ordered = [(size - stop, size - start) for start, stop in segments[::-1]]
+            early = ordered if self._is_backwards else segments
+            peak = max(peak, *(phase.peak(*early) for phase in self._early))
+        return room.overhead_bytes + room.held_resident_bytes + peak
 
     def reach(self, room: Room, start: int, cap: int) -> int:
         """The furthest stop at which `room` takes at most `cap` bytes; `start` where no block fits."""
+        stop = self._reach_at_the_end(room, start, cap)
+        if not self._early or stop == start or self.on(room, start, stop) <= cap:
+            return stop
+        stops = range(start + 1, stop)
+        return start + bisect_right(stops, cap, key=lambda stop: self.on(room, start, stop))
+
+    def _reach_at_the_end(self, room: Room, start: int, cap: int) -> int:
+        """The same, by what is there at the end of a run alone."""
         left = cap - room.overhead_bytes - room.held_resident_bytes + self._prefix[start]
         high = self._furthest(start, left - max(room.held_transient_bytes, self._smallest_transient))
         if self._is_uniform or high == start:
@@ -137,3 +203,18 @@ def _sparse_table(values: Sequence[int]) -> list[list[int]]:
         rows.append([max(pair) for pair in zip(row, row[width:], strict=False)])
         width *= 2
     return rows
+
+
+def _early_phases(blocks: Sequence[Block]) -> tuple[_EarlyPhase, ...]:
+    """Loading and prefill, as far as they can take more than the end does."""
+    weights = [block.weights_bytes for block in blocks]
+    phases = []
+    if any(block.load_transient_bytes > block.kv_cache_bytes + block.transient_bytes for block in blocks):
+        phases.append(_EarlyPhase(weights, [0] * len(blocks), [block.load_transient_bytes for block in blocks]))
+    if any(
+        block.prompt_kv_cache_bytes + block.prompt_transient_bytes > block.kv_cache_bytes + block.transient_bytes
+        for block in blocks
+    ):
+        growing = [block.prompt_kv_cache_bytes for block in blocks]
+        phases.append(_EarlyPhase(weights, growing, [block.prompt_transient_bytes for block in blocks]))
+    return tuple(phases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -17,11 +18,14 @@ class Block:
         fqns: module names, the first naming the block; more than one where weights are tied.
         weights_bytes: parameters and buffers, shared ones once.
         kv_cache_bytes: KV cache at the workload's final length.
-        transient_bytes: the most that its forward needs beyond weights and KV cache; blocks run one after
-            another, so a device needs the largest of them only.
+        transient_bytes: the most that its forward needs beyond weights and KV cache, with the cache at its final
+            length; blocks run one after another, so a device needs the largest of them only.
         fixed: the device it must go to (a pin), or None.
         streamed_bytes: the most weights that a single module in it holds itself; offloaded weights are brought to the
             computing device module by module (accelerate's AlignDevicesHook), so that much must have room there.
+        load_transient_bytes: the most that loading it needs beyond weights.
+        prompt_kv_cache_bytes: KV cache of the prompt alone.
+        prompt_transient_bytes: the most that the prompt's forward needs beyond weights and that KV cache.
     """
 
     fqns: tuple[str, ...]
@@ -30,11 +34,23 @@ class Block:
     transient_bytes: int = 0
     fixed: Device | None = None
     streamed_bytes: int = 0
+    load_transient_bytes: int = 0
+    prompt_kv_cache_bytes: int = 0
+    prompt_transient_bytes: int = 0
 
     @property
     def resident_bytes(self) -> int:
         """What it takes all the time."""
         return self.weights_bytes + self.kv_cache_bytes
+
+    @property
+    def largest_transient_bytes(self) -> int:
+        """The most that it needs beyond what is resident at the end, counted in any phase."""
+        return max(
+            self.transient_bytes,
+            self.load_transient_bytes - self.kv_cache_bytes,
+            self.prompt_kv_cache_bytes + self.prompt_transient_bytes - self.kv_cache_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +89,8 @@ class Placement:
     budgets: Budgets
     overhead_bytes: dict[Device, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
+    measured: Mapping[Device, MemoryBreakdown] = field(default_factory=dict)
+    """What devices take by a rehearsal, where there was one."""
 
     @property
     def used_devices(self) -> tuple[Device, ...]:
@@ -93,22 +111,36 @@ class Placement:
         """
         return next((device for device in self.devices if device.is_accelerator), CPU)
 
-    def memory(self, device: Device) -> MemoryBreakdown:
-        """What `device` takes; no overhead where it holds nothing.
+    def memory(self, device: Device, *, held_only: bool = False) -> MemoryBreakdown:
+        """What `device` takes, by a rehearsal or else by adding up its blocks; no overhead where it holds nothing.
 
-        KV cache and activations are where a block computes, which for an offloaded one is the main device; the
+        With `held_only` what it computes for offloaded blocks is left out, and the rehearsal too: it is what a planner
+        adds up. KV cache and activations are where a block computes, which for an offloaded one is the main device; the
         weights that it brings there while it runs count as activations.
         """
+        if device in self.measured and not held_only:
+            return self.measured[device]
         places = list(zip(self.blocks, self.devices, strict=True))
         held = [block for block, place in places if place == device]
-        computed = [(block, place) for block, place in places if self._computes(place) == device]
+        computed = [
+            (block, place) for block, place in places if (place if held_only else self._computes(place)) == device
+        ]
         if not held and not computed:
             return MemoryBreakdown()
         streamed = max((block.streamed_bytes for block, place in computed if place != device), default=0)
+        weights = sum(block.weights_bytes for block in held)
+        load = max((block.load_transient_bytes for block in held), default=0)
+        prompt_cache, prompt = 0, 0
+        for block, _ in computed:
+            prompt_cache += block.prompt_kv_cache_bytes
+            prompt = max(prompt, prompt_cache + block.prompt_transient_bytes)
+        final_cache = sum(block.kv_cache_bytes for block, _ in computed)
+        final = final_cache + max((block.transient_bytes for block, _ in computed), default=0)
+        peak, cache = max((final + streamed, final_cache), (prompt + streamed, prompt_cache), (load, 0))
         return MemoryBreakdown(
-            weights_bytes=sum(block.weights_bytes for block in held),
-            kv_cache_bytes=sum(block.kv_cache_bytes for block, _ in computed),
-            activation_bytes=max((block.transient_bytes for block, _ in computed), default=0) + streamed,
+            weights_bytes=weights,
+            kv_cache_bytes=min(cache, peak),
+            activation_bytes=peak - min(cache, peak),
             overhead_bytes=self.overhead_bytes.get(device, 0),
         )
 

@@ -88,7 +88,7 @@ class _Search:
 
 def packed(costs: SegmentCosts, rooms: Sequence[Room], reason: str, max_steps: int = MAX_STEPS) -> list[Run] | None:
     """Blocks in any rooms, with few hops; None where the search finds nothing within `max_steps` steps."""
-    block_kinds = [_Kind(*cost) for cost in zip(costs.resident_bytes, costs.transient_bytes, strict=True)]
+    block_kinds = [_Kind(*cost) for cost in costs.lone()]
     totals = sorted(Counter(block_kinds).items(), key=lambda item: _size(item[0]), reverse=True)
     if not 0 < len(totals) <= _MAX_KINDS or len(rooms) > _MAX_ROOMS:
         return None

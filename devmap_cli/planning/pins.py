@@ -13,6 +13,7 @@ from pathlib import Path
 from devmap_cli.devices.device import DEVICES_HINT, Device, DeviceError
 from devmap_cli.errors import RequestError
 from devmap_cli.model.names import is_ancestor
+from devmap_cli.model.old_names import candidates
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.nouns import Block
 
@@ -106,10 +107,10 @@ def apply_pins(blocks: Sequence[Block], pins: Sequence[Pin], spec: ModelSpec) ->
     Raises:
         RequestError: a pattern matches nothing, only what is inside a block, or two of one origin disagree.
     """
-    names = [name for name, _ in spec.modules() if name] + [name for name, _ in spec.tensors()]
+    names = _names(spec)
     block_of = {fqn: index for index, block in enumerate(blocks) for fqn in block.fqns}
     pinned_by: dict[int, Pin] = {}
-    for pin in pins:
+    for pin in todays_pins(pins, spec):
         for index in _pinned_blocks(pin, names, block_of):
             earlier = pinned_by.get(index)
             if earlier is not None and earlier.origin == pin.origin and earlier.device != pin.device:
@@ -119,6 +120,27 @@ def apply_pins(blocks: Sequence[Block], pins: Sequence[Pin], spec: ModelSpec) ->
         replace(block, fixed=pinned_by[index].device) if index in pinned_by else block
         for index, block in enumerate(blocks)
     )
+
+
+def todays_pins(pins: Sequence[Pin], spec: ModelSpec) -> tuple[Pin, ...]:
+    """The same pins, those with names of an older transformers in the names of the installed one."""
+    names = _names(spec) if pins else []
+
+    def matches(pin: Pin) -> bool:
+        regex = _regex(pin)
+        return any(regex.fullmatch(name) for name in names)
+
+    def todays(pin: Pin) -> Pin:
+        if matches(pin):
+            return pin
+        renamed = (replace(pin, pattern=pattern) for pattern in candidates(pin.pattern, spec.renamings))
+        return next(filter(matches, renamed), pin)
+
+    return tuple(map(todays, pins))
+
+
+def _names(spec: ModelSpec) -> list[str]:
+    return [name for name, _ in spec.modules() if name] + [name for name, _ in spec.tensors()]
 
 
 def _pinned_blocks(pin: Pin, names: Sequence[str], block_of: Mapping[str, int]) -> list[int]:

@@ -24,17 +24,17 @@ def overfull_by_pins(strategy: str, task: Task) -> Infeasible | None:
     return None
 
 
-def shortage(strategy: str, task: Task, is_feasible: Callable[[Task], bool]) -> Infeasible:
+def shortage(strategy: str, task: Task, is_feasible: Callable[[Task], bool] | None) -> Infeasible:
     """Why nothing fits, with the smallest amount that makes it fit when added to a single device.
 
-    The amount is exact for tasks of usual size; for very large ones it is enough, but may not be the
-    smallest.
+    The amount is exact for tasks of usual size; for very large ones, and without `is_feasible`, it is enough, but may
+    not be the smallest.
     """
     room, missing = _best_to_grow(task)
-    if len(task.costs) * len(task.rooms) <= _MAX_EXACT_SIZE:
+    if is_feasible is not None and len(task.costs) * len(task.rooms) <= _MAX_EXACT_SIZE:
         room, missing = _smallest(task, is_feasible, room, missing)
     needed = sum(block.resident_bytes for block in task.blocks) + max(
-        (block.transient_bytes for block in task.blocks), default=0
+        (block.largest_transient_bytes for block in task.blocks), default=0
     )
     total = sum(budget for _, budget in task.budgets)
     if needed > total:

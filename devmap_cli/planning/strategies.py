@@ -43,6 +43,7 @@ def plan(
     *,
     overhead_bytes: Mapping[Device, int] | None = None,
     gpu_weights: Mapping[Device, Fraction | float] | None = None,
+    is_probe: bool = False,
 ) -> Placement | Infeasible:
     """Place blocks by a strategy; pinned ones (`Block.fixed`) stay where they are pinned.
 
@@ -53,6 +54,7 @@ def plan(
         overhead_bytes: what a device takes beside its blocks once it holds any.
         gpu_weights: what an accelerator counts for where uses are compared; 0.5 counts it as half. 1 where
             not given.
+        is_probe: that only whether it fits is asked: the missing bytes are then enough, but not the fewest.
 
     Raises:
         RequestError: an unknown strategy, no budgets, or a pin or weight for a device without a budget.
@@ -64,7 +66,28 @@ def plan(
     if overfull is not None:
         return overfull
     runs = (_PLACERS[strategy](task) or _somehow(task)) if task.free else []
-    return shortage(strategy, task, _is_feasible) if runs is None else task.placement(strategy, runs)
+    return (
+        shortage(strategy, task, None if is_probe else _is_feasible) if runs is None else task.placement(strategy, runs)
+    )
+
+
+def plan_offloading(
+    blocks: Sequence[Block],
+    budgets: Budgets,
+    stream_limit: int,
+    *,
+    overhead_bytes: Mapping[Device, int],
+    gpu_weights: Mapping[Device, Fraction],
+) -> Placement | None:
+    """Offload as `auto` does, but no block with a module of more than `stream_limit` bytes; None where that won't do.
+
+    `budgets` must have been planned for before, so that they are known to be right.
+    """
+    task = Task.of(blocks, budgets, overhead_bytes, gpu_weights)
+    if overfull_by_pins("auto", task) is not None or not task.free:
+        return None
+    runs = around_window(task, stream_limit)
+    return None if runs is None else task.placement("auto", runs)
 
 
 def _check(strategy: str, budgets: Budgets, weights: Mapping[Device, Fraction], pinned: Iterable[Device]) -> None:

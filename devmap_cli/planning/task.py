@@ -56,10 +56,7 @@ class Task:
             budgets=budgets,
             overhead_bytes=overhead_bytes,
             free=free,
-            costs=SegmentCosts(
-                [blocks[index].resident_bytes for index in free],
-                [blocks[index].transient_bytes for index in free],
-            ),
+            costs=SegmentCosts.of([blocks[index] for index in free]),
             accelerators=tuple(room for room in rooms if room.device.is_accelerator),
             tiers=tuple(room for room in rooms if not room.device.is_accelerator),
         )
@@ -90,7 +87,7 @@ class Task:
         for block, (device, reason) in zip(self.blocks, steps, strict=True):
             before = resident.get(device, 0) + transient.get(device, 0)
             resident[device] = resident.get(device, self.overhead_bytes.get(device, 0)) + block.resident_bytes
-            transient[device] = max(transient.get(device, 0), block.transient_bytes)
+            transient[device] = max(transient.get(device, 0), block.largest_transient_bytes)
             yield Decision(block.fqns[0], device, reason, before, resident[device] + transient[device])
 
 
@@ -115,7 +112,7 @@ def _rooms_of(
                 scale=int(gpu_weights.get(device, Fraction(1)) * unit * budget_bytes),
                 overhead_bytes=overhead_bytes.get(device, 0),
                 held_resident_bytes=sum(block.resident_bytes for block in held),
-                held_transient_bytes=max((block.transient_bytes for block in held), default=0),
+                held_transient_bytes=max((block.largest_transient_bytes for block in held), default=0),
                 is_held=bool(held),
             )
         )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
 from devmap_cli.checking.check import CheckReport, Repair
 from devmap_cli.checking.findings import Finding
-from devmap_cli.checking.forecast import DeviceForecast, PhasePeak
+from devmap_cli.checking.forecast import DeviceForecast, Forecast, PhasePeak
 from devmap_cli.checking.repair import Change
 from devmap_cli.mapfile import MapWorkload
 from devmap_cli.render.plan import holdings
@@ -24,6 +24,7 @@ _NUMBER = re.compile(r"(?<=[A-Za-z_]\.)\d+(?!\w)")
 _SLOT = "\0"
 _COLOURS = {"error": "bold red", "warning": "bold yellow"}
 _NOTHING = "–"
+_WIDE = 1000
 
 
 def full_report(
@@ -53,7 +54,7 @@ def check_report(report: CheckReport, workload: MapWorkload) -> RenderableType:
     """Findings, then the table of peaks and what it stands on."""
     parts: list[RenderableType] = [findings_list(report.findings)]
     if report.forecast.devices:
-        parts += [Text(), peak_table(report.forecast.devices)]
+        parts += [Text(), _Peaks(report.forecast.devices)]
     parts += [Text(note, style="dim") for note in notes(report, workload)]
     return Group(*parts)
 
@@ -110,16 +111,49 @@ def _ranges(numbers: Sequence[str]) -> str:
 
 
 def peak_table(devices: Sequence[DeviceForecast]) -> Table:
-    """A row per device and phase, whose parts add up to its peak; the highest of a device stands beside its budget."""
+    """A row per device and phase, whose parts add up to its peak.
+
+    The highest of a device stands beside its budget, which is that peak, the runtime's share and what is free.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("device", no_wrap=True)
     table.add_column("phase", no_wrap=True)
-    for name in ("weights", "KV cache", "activations", "overhead", "predicted", "budget", "free"):
+    for name in ("weights", "KV cache", "activations", "overhead", "predicted", "runtime", "budget", "free"):
         table.add_column(name, justify="right", no_wrap=True, min_width=9)
     for device in devices:
         for position, phase in enumerate(device.phases):
             table.add_row(device.device.label if position == 0 else "", *_cells(device, phase))
     return table
+
+
+@dataclass(frozen=True)
+class _Peaks:
+    """The table of peaks; on a terminal too narrow for it, a line for each of its rows, which wraps."""
+
+    devices: Sequence[DeviceForecast]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = peak_table(self.devices)
+        if console.measure(table, options=options.update(max_width=_WIDE)).maximum <= options.max_width:
+            yield table
+        else:
+            yield from map(Text, peak_lines(self.devices))
+
+
+def peak_lines(devices: Sequence[DeviceForecast]) -> Iterator[str]:
+    """The rows of `peak_table` in words, without parts of which there is nothing."""
+    names = ("weights", "KV cache", "activations", "overhead")
+    for device in devices:
+        for phase in device.phases:
+            parts = (phase.weights_bytes, phase.kv_cache_bytes, phase.activation_bytes, phase.overhead_bytes)
+            told = " + ".join(f"{format_bytes(size)} {name}" for name, size in zip(names, parts, strict=True) if size)
+            line = f"{device.device.label}, {phase.phase}: {format_bytes(phase.peak_bytes)} predicted"
+            yield f"{line} = {told}" if told else line
+        if device.budget_bytes is not None and device.free_bytes is not None:
+            free = format_bytes(device.free_bytes)
+            share = device.runtime_overhead_bytes
+            runtime = f", runtime {format_bytes(share)}" if share else ""
+            yield f"{device.device.label}: budget {format_bytes(device.budget_bytes)}{runtime}, free {free}"
 
 
 def _cells(device: DeviceForecast, phase: PhasePeak) -> tuple[str, ...]:
@@ -128,6 +162,7 @@ def _cells(device: DeviceForecast, phase: PhasePeak) -> tuple[str, ...]:
     return (
         phase.phase,
         *map(format_bytes, sizes),
+        _size(device.runtime_overhead_bytes if is_highest and device.device.is_accelerator else None),
         _size(device.budget_bytes if is_highest else None),
         _size(device.free_bytes if is_highest else None),
     )
@@ -141,26 +176,43 @@ def notes(report: CheckReport, workload: MapWorkload) -> list[str]:
     """What the prediction is for, what it leaves out, and what the rehearsal took for granted."""
     forecast = report.forecast
     if forecast.skipped is not None:
-        return [f"not rehearsed, so only weights are known: {forecast.skipped}"]
+        return [f"not rehearsed, so only weights are known: {forecast.skipped}", *report.notes]
     images = "".join(f" + image {width}x{height}" for height, width in workload.images)
     videos = "".join(f" + video {width}x{height}x{frames}" for height, width, frames in workload.videos)
     said = [
-        f"predicted by a rehearsal of {workload.batch_size} × ({workload.prompt_tokens:,} + "
-        f"{workload.max_new_tokens:,} tokens{images}{videos}), attention {workload.attention}",
+        f"predicted by a rehearsal of {workload.batch_size} × ({_tokens(forecast, workload)} tokens{images}{videos}), "
+        f"attention {workload.attention}",
         *_runtime_note(forecast.devices),
     ]
     if forecast.stopped_in is not None:
         said.append(f"the run ends in {forecast.stopped_in}")
-    return [*said, *(f"assumed: {text.removeprefix(': ')}" for text in forecast.assumptions)]
+    return [*said, *report.notes, *(f"assumed: {text}" for text in folded(forecast.assumptions))]
+
+
+def _tokens(forecast: Forecast, workload: MapWorkload) -> str:
+    """Tokens of the prompt and new ones; the latter not where the run ends well and decodes nothing."""
+    phases = {phase.phase for device in forecast.devices for phase in device.phases}
+    is_one_pass = "prefill" in phases and "decode" not in phases and forecast.stopped_in is None
+    if is_one_pass and workload.max_new_tokens > 1:
+        return f"{workload.prompt_tokens:,}"
+    return f"{workload.prompt_tokens:,} + {workload.max_new_tokens:,}"
+
+
+def folded(texts: Sequence[str]) -> list[str]:
+    """`texts`, those of equal text but for the number of a module as one, in the order of the first."""
+    numbers: dict[str, list[str]] = {}
+    for text in texts:
+        number = _NUMBER.search(text)
+        pattern = text if number is None else text[: number.start()] + _SLOT + text[number.end() :]
+        numbers.setdefault(pattern, []).extend([] if number is None else [number[0]])
+    return [pattern.replace(_SLOT, _ranges(found)) for pattern, found in numbers.items()]
 
 
 def _runtime_note(devices: Sequence[DeviceForecast]) -> list[str]:
-    """What comes on top of the predicted figures, by kind of device; no line where nothing does."""
-    sizes = {item.device.kind: item.runtime_overhead_bytes for item in devices if item.runtime_overhead_bytes}
-    if not sizes:
+    """What the column of the runtime stands on; no line where there is nothing in it."""
+    if not any(item.runtime_overhead_bytes for item in devices):
         return []
-    told = ", ".join(f"{format_bytes(size)} on each {kind} device" for kind, size in sizes.items())
-    return [f"on top, a documented estimate for the driver and its libraries: {told}"]
+    return ["runtime: a documented estimate for the driver and its libraries, on top of what is predicted"]
 
 
 def change_lines(changes: Sequence[Change]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -13,9 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from devmap_cli.devices.device import Device
-from devmap_cli.mapfile import MapDevice, MapFile
-from devmap_cli.model.names import parent
+from devmap_cli.mapfile import MapDevice, MapFile, MapWorkload
+from devmap_cli.model.names import owner, parent
 from devmap_cli.model.spec import ModelSpec
+from devmap_cli.planning.nouns import Placement
+from devmap_cli.planning.pace import Pace
+from devmap_cli.planning.speed import Speed
 from devmap_cli.render.tree import name_ranges
 from devmap_cli.units import format_bytes
 
@@ -26,6 +29,8 @@ _LEAST_FIRST = ("activation", "overhead", "free", "KV cache", "weights", "budget
 """Columns in the order in which they are left out of a table that is too wide."""
 _UNLIMITED = 10_000
 _MANY_IDLE = 4
+_MANY_OFFLOADED = 3
+"""One layer in so many off the accelerators is worth a warning."""
 _OFFLOAD_COLOURS = {"cpu": "bright_black", "disk": "bright_black"}
 
 
@@ -159,30 +164,149 @@ def _cells(weights: Mapping[Device, int], width: int) -> dict[Device, int]:
 
 
 def plan_notes(
-    spec: ModelSpec, plan: MapFile, unused: Sequence[tuple[Device, str]], *, weights_only: bool
+    spec: ModelSpec,
+    plan: MapFile,
+    unused: Sequence[tuple[Device, str]],
+    *,
+    weights_only: bool,
+    reason: str | None = None,
 ) -> list[str]:
     """What the figures stand on, and what a reader should know before a run.
 
     Args:
         unused: accelerators that hold nothing, each with the reason.
+        reason: why the workload could not be rehearsed.
     """
     workload = plan.workload
     notes = [*spec.notes]
     if weights_only or workload is None:
         notes.append("budgets cap weights alone (--weights-only): KV cache and activations come on top")
+    elif reason is not None:
+        notes.append(
+            f"computed for {_workload(workload)}: weights, KV cache, and offloaded weights passing through, as it "
+            f"cannot be rehearsed ({reason}): activations come on top, --reserve keeps room"
+        )
     else:
         notes.append(
-            f"computed for {workload.batch_size} × ({workload.prompt_tokens:,} + {workload.max_new_tokens:,} tokens): "
-            "weights, KV cache, and offloaded weights passing through; other activations come on top: "
-            "--reserve keeps room, devmap check predicts them"
+            f"predicted for {_workload(workload)} by a rehearsal of the model's code, the runtime's share included"
         )
+        notes += [*_fullest_while_loading(spec, plan), *_bound_by_activations(plan, workload)]
+    notes += _too_long(spec, workload)
+    if workload is not None and spec.max_positions and _longest(workload) > spec.max_positions:
+        notes.append(f"more than the {spec.max_positions:,} tokens that the model was made for")
     by_reason: dict[str, list[str]] = {}
-    for device, reason in unused:
-        by_reason.setdefault(reason, []).append(device.label)
-    notes += [f"{', '.join(labels)} left unused: {reason}" for reason, labels in by_reason.items()]
-    offloaded = [item for item in plan.devices if item.weights_bytes and not item.device.is_accelerator]
-    total = sum(item.weights_bytes for item in plan.devices)
-    if offloaded and any(item.device.is_accelerator and item.weights_bytes for item in plan.devices):
-        share = sum(item.weights_bytes for item in offloaded) / total
-        notes.append(f"{100 * share:.0f} % of the weights are offloaded and cross to a GPU for every token")
+    for device, why in unused:
+        by_reason.setdefault(why, []).append(device.label)
+    notes += [f"{', '.join(labels)} left unused: {why}" for why, labels in by_reason.items()]
+    return notes + _offloaded(spec, plan)
+
+
+def _fullest_while_loading(spec: ModelSpec, plan: MapFile) -> list[str]:
+    """Says so of the accelerators that take the most before there is a KV cache, which their figures then lack."""
+    caching = {owner(cache.fqn, plan.device_map) for cache in spec.kv_cache or () if cache.num_bytes(1)}
+    used = {plan.device_map[key] for key in caching if key is not None}
+    labels = [
+        item.device.label
+        for item in plan.devices
+        if item.device in used and item.device.is_accelerator and item.activation_bytes and not item.kv_cache_bytes
+    ]
+    takes = "takes" if len(labels) == 1 else "take"
+    return [f"{', '.join(labels)} {takes} the most while loading, before there is a KV cache"] if labels else []
+
+
+def _bound_by_activations(plan: MapFile, workload: MapWorkload) -> list[str]:
+    """Says so of the accelerators of which activations take more than weights do, and what lowers them."""
+    bound = [
+        f"{item.device.label} ({format_bytes(item.activation_bytes)} of {format_bytes(item.peak_bytes)})"
+        for item in plan.devices
+        if item.device.is_accelerator and item.activation_bytes > item.weights_bytes > 0
+    ]
+    if not bound:
+        return []
+    ways = [name for name, given in (("smaller images", workload.images), ("fewer frames", workload.videos)) if given]
+    return [f"activations take the most of {', '.join(bound)}: {' or '.join([*ways, 'a shorter prompt'])} lowers them"]
+
+
+def _too_long(spec: ModelSpec, workload: MapWorkload | None) -> list[str]:
+    """Says so of more tokens than positions; images and videos may take fewer positions than tokens."""
+    if workload is None or workload.images or workload.videos or spec.max_positions is None:
+        return []
+    lengths = (workload.prompt_tokens, workload.max_new_tokens)
+    may_be_apart = spec.class_name.endswith("ForConditionalGeneration")  # of an encoder and a decoder
+    num_tokens = max(lengths) if may_be_apart else sum(lengths)
+    if num_tokens <= spec.max_positions:
+        return []
+    return [f"{num_tokens:,} tokens are more than the {spec.max_positions:,} positions that the model was made for"]
+
+
+def _offloaded(spec: ModelSpec, plan: MapFile) -> list[str]:
+    """How much lies off the accelerators, with a warning where that decides the speed."""
+    held = [item for item in plan.devices if item.weights_bytes]
+    offloaded = [item for item in held if not item.device.is_accelerator]
+    if not offloaded or len(offloaded) == len(held):
+        return []
+    share = sum(item.weights_bytes for item in offloaded) / sum(item.weights_bytes for item in held)
+    notes = [f"{100 * share:.0f} % of the weights are offloaded and cross to a GPU for every token"]
+    layers = [owner(fqn, plan.device_map) for fqn, module in spec.modules() if module.no_split]
+    places = [plan.device_map[key] for key in layers if key is not None]
+    count = sum(not device.is_accelerator for device in places)
+    if count * _MANY_OFFLOADED >= len(places):
+        where = " and ".join(item.device.label for item in offloaded)
+        way_out = "a smaller dtype, --quantize" if spec.quantization is None else "a smaller model"
+        notes.append(
+            f"warning: {count} of {len(places)} layers are on {where}, which decides the speed: {way_out} or more GPUs "
+            "would help"
+        )
     return notes
+
+
+def speed_note(speed: Speed, pace: Pace, placement: Placement) -> str:
+    """The predicted speed, what of it offloaded weights cost, and what the devices are taken to be."""
+    per_token = [f"{_seconds(speed.seconds_per_token)} per token", *_bringing(speed, placement)]
+    parts = [
+        *(per_token if speed.seconds_per_token else []),  # an answer of one token has no others
+        f"the first after {_seconds(speed.seconds_to_first_token)}",
+        f"{_seconds(speed.load_seconds)} to load from disk",
+    ]
+    return f"predicted speed: {', '.join(parts)}; {speed_basis(pace, placement.used_devices)}"
+
+
+def _bringing(speed: Speed, placement: Placement) -> list[str]:
+    """What a token waits for weights to come from cpu and disk, in words."""
+    if not placement.main_device.is_accelerator:
+        return []
+    tiers = (device for device in placement.used_devices if not device.is_accelerator)
+    costs = {device: speed.devices[device].seconds_per_token for device in tiers}
+    texts = [f"{_seconds(seconds)} for the weights on {device.label}" for device, seconds in costs.items() if seconds]
+    return [f"of it {' and '.join(texts)}"] if texts else []
+
+
+def speed_basis(pace: Pace, devices: Iterable[Device]) -> str:
+    """What the speed of `devices` was taken from."""
+    names: dict[str, bool] = {}
+    for device in devices:
+        rates = pace.rates(device)
+        names[rates.name] = names.get(rates.name, False) or rates.is_assumed
+    known = [name for name, is_assumed in names.items() if not is_assumed]
+    assumed = [name for name, is_assumed in names.items() if is_assumed]
+    texts = [f"by the figures of {', '.join(known)}"] if known else []
+    texts += [f"assuming {', '.join(assumed)}"] if assumed else []
+    return ", ".join(texts)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def _longest(workload: MapWorkload) -> int:
+    return workload.prompt_tokens + workload.max_new_tokens
+
+
+def _workload(workload: MapWorkload) -> str:
+    images = [f"image {width}x{height}" for height, width in workload.images]
+    videos = [f"video {width}x{height}x{frames}" for height, width, frames in workload.videos]
+    extras = "".join(f", {extra}" for extra in (*images, *videos))
+    attention = "" if workload.attention == "sdpa" else f", {workload.attention}"
+    return (
+        f"{workload.batch_size} × ({workload.prompt_tokens:,} + {workload.max_new_tokens:,} tokens{extras}){attention}"
+    )

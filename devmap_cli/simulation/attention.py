@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from devmap_cli.simulation.counting import count_attention
 from devmap_cli.simulation.machine import Allocation
 from devmap_cli.simulation.operators import Call, kernel
 from devmap_cli.simulation.tensor import DeviceTensor
@@ -160,6 +161,7 @@ def _scaled_dot_product_attention(func: Any, args: tuple[Any, ...], kwargs: dict
         scratch = [Allocation(call.device, size) for size in scratch_sizes(inputs, chosen) if size]
         output = DeviceTensor.on_device(numbers, Allocation(call.device, stored.untyped_storage().nbytes()))
         del scratch
+        count_attention(call, inputs.query, inputs.key, inputs.value, numbers)
     computed = call.device.machine.numbers.attend(call)
     if computed is not None:
         known = torch.empty_strided(numbers.size(), numbers.stride(), dtype=numbers.dtype)

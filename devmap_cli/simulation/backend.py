@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from devmap_cli.simulation.numbers import Numbers
+    from devmap_cli.simulation.trace import Recorder
 
 _COMPOSED = (
     # made of an empty tensor and a kernel that resizes it, which a simulated tensor's shape cannot follow
@@ -58,10 +59,12 @@ def simulated_devices(
     expandable_segments: bool = False,
     compute_capability: tuple[int, int] = (8, 0),
     numbers: Numbers | None = None,
+    recorder: Recorder | None = None,
 ) -> Iterator[Machine]:
     """Simulate devices `sim:0`, `sim:1`, ... of `capacities` bytes; an integer device means one of them.
 
-    `compute_capability` decides between attention kernels. Tensors hold real numbers unless other `numbers` are given.
+    `compute_capability` decides between attention kernels. Tensors hold real numbers unless other `numbers` are given,
+    and `recorder` is told of each allocation.
     The device type stays registered with PyTorch when the simulation ends, but has no devices then: PyTorch still takes
     it for the accelerator that an integer means, so real ones are used in another process or by name ("cuda:0").
     Raises RuntimeError if a simulation is running already.
@@ -76,7 +79,8 @@ def simulated_devices(
         )
         for index, capacity in enumerate(capacities)
     ]
-    with activated(Machine(devices, numbers or RealNumbers(), ModuleTracker())) as machine:
+    modules = ModuleTracker(recorder)
+    with activated(Machine(devices, numbers or RealNumbers(), modules, recorder)) as machine:
         yield machine
 
 

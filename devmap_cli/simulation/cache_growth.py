@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from devmap_cli.simulation.tensor import DeviceTensor
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from typing import Any
@@ -46,6 +48,8 @@ def _grow_tensor(layer: Any, name: str, length: int, num_tokens: int) -> None:
         return
     window = getattr(layer, "sliding_window", None)
     kept = length + num_tokens if window is None else min(length + num_tokens, window)
+    if isinstance(tensor, DeviceTensor) and (recorder := tensor.allocation.device.machine.recorder) is not None:
+        recorder.working_for(tensor.allocation.number)
     grown = torch.empty([*tensor.shape[:-2], kept, tensor.shape[-1]], dtype=tensor.dtype, device=tensor.device)
     if kept == window:
         grown = grown[..., 1:, :]  # a full window keeps a view of all but its oldest token

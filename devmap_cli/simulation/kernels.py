@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from devmap_cli.simulation.counting import count_copy
 from devmap_cli.simulation.machine import DEVICE_TYPE, Allocation, active_machine
 from devmap_cli.simulation.operators import Call, kernel, rewrite, run_plainly
 from devmap_cli.simulation.tensor import DeviceTensor
@@ -67,6 +68,8 @@ def _copy(_func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
     target, source = args[:2]
     device = (target if isinstance(target, DeviceTensor) else source).allocation.device
     numbers = device.machine.numbers
+    if _place(source) == _place(target):
+        count_copy(device, target, source)
     device.machine.record_transfer(_place(source), _place(target), source.numel() * source.element_size())
     source_numbers = source.numbers if isinstance(source, DeviceTensor) else source
     if isinstance(target, DeviceTensor):
@@ -92,7 +95,9 @@ def _to_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if owner is None:
         return func(numbers.reveal(source.numbers), **kwargs)
     converted = numbers.compute(Call(func, args, {**kwargs, "device": None}))
-    return DeviceTensor.on_device(converted, Allocation(owner, converted.untyped_storage().nbytes()))
+    is_move = converted.dtype == source.dtype and owner is not source.allocation.device
+    copy_of = source.allocation if is_move else None
+    return DeviceTensor.on_device(converted, Allocation(owner, converted.untyped_storage().nbytes(), copy_of=copy_of))
 
 
 def _owner(target: torch.device, source: DeviceTensor) -> SimulatedDevice | None:

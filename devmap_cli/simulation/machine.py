@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from devmap_cli.simulation.allocator import CachingAllocator
 from devmap_cli.simulation.memory import AllocatorOutOfMemoryError, MemoryUse
+from devmap_cli.simulation.work import WorkCounter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from devmap_cli.simulation.allocator import Block
     from devmap_cli.simulation.module_tracker import ModuleTracker
     from devmap_cli.simulation.numbers import Numbers
+    from devmap_cli.simulation.trace import Recorder
 
 DEVICE_TYPE = "sim"
 """The name of PyTorch's PrivateUse1 device type while this package uses it."""
@@ -39,16 +41,32 @@ class Transfer:
 
 
 class Allocation:
-    """The device memory of one storage; returned to the device when the last tensor on it is gone."""
+    """The device memory of one storage; returned to the device when the last tensor on it is gone.
 
-    __slots__ = ("block", "device", "num_bytes")
+    `number` is the one it has in the recorded trace, None where none is recorded. `copy_of` is what it holds an
+    unchanged copy of, and `is_workspace` that it is the matrix library's.
+    """
 
-    def __init__(self, device: SimulatedDevice, num_bytes: int) -> None:
+    __slots__ = ("block", "device", "num_bytes", "number")
+
+    def __init__(
+        self,
+        device: SimulatedDevice,
+        num_bytes: int,
+        *,
+        copy_of: Allocation | None = None,
+        is_workspace: bool = False,
+    ) -> None:
         self.device = device
         self.num_bytes = num_bytes
         self.block: Block | None = None
+        self.number: int | None = None
         if num_bytes > 0:
             self.block = device.allocate_block(num_bytes)
+            recorder = device.machine.recorder
+            if recorder is not None and device.index is not None:
+                source = None if copy_of is None else copy_of.number
+                self.number = recorder.allocated(device.index, num_bytes, source, is_workspace=is_workspace)
 
     @property
     def address(self) -> int:
@@ -64,6 +82,8 @@ class Allocation:
         block = getattr(self, "block", None)  # missing if __init__ ran out of memory
         if block is not None:
             self.device.allocator.release(block)
+            if self.number is not None and self.device.machine.recorder is not None:
+                self.device.machine.recorder.freed(self.number)
 
 
 class SimulatedDevice:
@@ -86,6 +106,8 @@ class SimulatedDevice:
         )
         self.torch_device = _torch_device(self.name)
         self.compute_capability = compute_capability
+        self.counter = WorkCounter()
+        """What it does in each phase."""
         self.machine: Machine
         self._matmul_workspace: Allocation | None = None
 
@@ -128,7 +150,8 @@ class SimulatedDevice:
         if self._matmul_workspace is None:
             from devmap_cli.simulation.scratch import matmul_workspace_bytes
 
-            self._matmul_workspace = Allocation(self, matmul_workspace_bytes(self.compute_capability))
+            num_bytes = matmul_workspace_bytes(self.compute_capability)
+            self._matmul_workspace = Allocation(self, num_bytes, is_workspace=True)
 
     def allocate_block(self, num_bytes: int) -> Block:
         """A block of device memory. Raises torch.OutOfMemoryError as the CUDA allocator words it."""
@@ -146,8 +169,15 @@ class SimulatedDevice:
 class Machine:
     """The devices of one simulation, the copies made between them, and the modules that ran."""
 
-    def __init__(self, devices: Sequence[SimulatedDevice], numbers: Numbers, modules: ModuleTracker) -> None:
+    def __init__(
+        self,
+        devices: Sequence[SimulatedDevice],
+        numbers: Numbers,
+        modules: ModuleTracker,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.devices = tuple(devices)
+        self.recorder = recorder
         self.host = SimulatedDevice(None, _HOST_BYTES)
         """Where offloaded weights lie whose numbers are unknown; other tensors of the CPU are PyTorch's own."""
         self.numbers = numbers
@@ -163,6 +193,11 @@ class Machine:
         if not 0 <= index < len(self.devices):
             raise RuntimeError(f"invalid device ordinal: {DEVICE_TYPE}:{index}, there are {len(self.devices)} devices")
         return self.devices[index]
+
+    @property
+    def current_phase(self) -> str:
+        """The innermost `phase` that is entered, "" outside of all."""
+        return self._phase
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from devmap_cli.simulation.work import Work
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,57 @@ class MemoryUse:
         return MemoryUse(
             max(self.allocated_bytes, other.allocated_bytes), max(self.reserved_bytes, other.reserved_bytes)
         )
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """The most a device had to hold in one phase, in bytes: `reserved_bytes` is the sum of the other four.
+
+    The KV cache counts as long as it is at the end of the phase. The activations are what else tensors took at the
+    highest moment, weights brought from the cpu among them. The overhead is the matrix library's workspace and what
+    the allocator reserved beyond tensors.
+    """
+
+    weights_bytes: int
+    kv_cache_bytes: int
+    activation_bytes: int
+    overhead_bytes: int
+
+    @classmethod
+    def of(cls, use: MemoryUse, *, weights_bytes: int, kv_cache_bytes: int, workspace_bytes: int) -> PhaseMemory:
+        """The highest use of a phase, divided by what it was for."""
+        return cls(
+            weights_bytes=weights_bytes,
+            kv_cache_bytes=kv_cache_bytes,
+            activation_bytes=use.allocated_bytes - weights_bytes - kv_cache_bytes - workspace_bytes,
+            overhead_bytes=workspace_bytes + use.reserved_bytes - use.allocated_bytes,
+        )
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the allocator took from the device."""
+        return self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
+
+
+@dataclass(frozen=True)
+class DeviceRehearsal:
+    """What one device was seen to need; `peak` is the phase with most bytes in tensors.
+
+    `work` is what it did in each phase, and `block_work` the same by block number, where blocks were recorded.
+    """
+
+    index: int
+    capacity_bytes: int
+    phases: Mapping[str, PhaseMemory]
+    allocated_bytes: Mapping[str, int]
+    peak_phase: str
+    work: Mapping[str, Work] = field(default_factory=dict)
+    block_work: Mapping[int, Mapping[str, Work]] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> PhaseMemory:
+        """The figures of the highest phase."""
+        return self.phases[self.peak_phase]
 
 
 class AllocatorOutOfMemoryError(MemoryError):

@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.hooks import RemovableHandle
 
+    from devmap_cli.simulation.trace import Recorder
+
 
 class ModuleTracker:
     """Follows every module call of the process while it is entered.
 
     The first module called from outside is taken for a root, and its submodules are named from there, unless
-    `watch` named them before. Each thread has a stack of its own.
+    `watch` named them before. Each thread has a stack of its own. `recorder` is told of every module entered and left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: Recorder | None = None) -> None:
         self.order: dict[str, None] = {}
         """Names of the modules that ran, in the order of their first call."""
         self._names: dict[int, str] = {}
@@ -29,6 +31,7 @@ class ModuleTracker:
         self._threads = threading.local()
         self._handles: list[RemovableHandle] = []
         self._last_error: tuple[BaseException | None, str] = (None, "")
+        self._recorder = recorder
 
     @property
     def current(self) -> str:
@@ -78,6 +81,8 @@ class ModuleTracker:
             name = self._names.get(id(module), type(module).__name__)
         stack.append(name)
         self.order.setdefault(name)
+        if self._recorder is not None:
+            self._recorder.entered(name)
 
     def raised_in(self, error: BaseException) -> str:
         """Name of the innermost module that `error` came out of, "" if it is not the last error seen."""
@@ -88,6 +93,8 @@ class ModuleTracker:
         if not stack:
             return
         name = stack.pop()
+        if self._recorder is not None:
+            self._recorder.left(name)
         error = sys.exc_info()[1]
         if error is not None and error is not self._last_error[0]:
             self._last_error = (error, name)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from devmap_cli.simulation.counting import counter_of
 from devmap_cli.simulation.machine import DEVICE_TYPE, Allocation, SimulatedDevice, active_machine
 from devmap_cli.simulation.scratch import SCRATCH_RULES, USES_MATMUL_LIBRARY
 from devmap_cli.simulation.tensor import DeviceTensor
@@ -52,7 +53,7 @@ _TAKES_HOST_INDICES = frozenset(
 class _Traits:
     """What there is to know of an operator, looked up once."""
 
-    __slots__ = ("is_composite", "is_mutable", "kernel", "scratch_bytes", "uses_matmul_library")
+    __slots__ = ("count", "is_composite", "is_mutable", "kernel", "scratch_bytes", "uses_matmul_library")
 
     def __init__(self, func: Any) -> None:
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -62,6 +63,7 @@ class _Traits:
         self.is_mutable = func._schema.is_mutable
         self.scratch_bytes = SCRATCH_RULES.get(func)
         self.uses_matmul_library = func in USES_MATMUL_LIBRARY
+        self.count = counter_of(func)
 
 
 _traits = cache(_Traits)
@@ -92,6 +94,8 @@ def run_plainly(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         device.open_matmul_library()
     scratch = None if traits.scratch_bytes is None else Allocation(device, traits.scratch_bytes(call))
     results = device.machine.numbers.compute(call)
+    if traits.count is not None:
+        traits.count(call, results)
     if traits.is_mutable:
         call.write_back(args, kwargs)
     lifted = call.lift(results)

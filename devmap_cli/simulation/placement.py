@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from devmap_cli.simulation.machine import Machine, SimulatedDevice
+    from devmap_cli.simulation.trace import Recorder
 
 _UNCOVERED = "cpu"
 """Where transformers loads what no key of a map covers."""
@@ -59,8 +60,11 @@ def placed(
     slots = list(_slots(model))
     try:
         weights = _layout(slots, device_map, machine, _casts(model, dtype))
+        merged = _merged_weights(model)
         _place(slots, weights)
-        _merge(slots, weights, _merged_weights(model))
+        _merge(slots, weights, merged)
+        if machine.recorder is not None:
+            _record(machine.recorder, slots, weights, merged)
         _dispatch(model, device_map)
         yield
     finally:
@@ -169,6 +173,26 @@ def _merge(slots: list[_Slot], weights: Mapping[int, _Weight], merged: list[re.P
             largest[weight.owner] = max(largest.get(weight.owner, 0), weight.num_bytes)
     for owner, num_bytes in largest.items():
         Allocation(owner, num_bytes)  # dropped at once
+
+
+def _record(
+    recorder: Recorder, slots: list[_Slot], weights: Mapping[int, _Weight], merged: list[re.Pattern[str]]
+) -> None:
+    """Tell of each weight in the order of loading, and of what each module holds."""
+    seen: set[int] = set()
+    held: dict[str, list[int]] = {}
+    for slot in slots:
+        num_bytes = weights[id(slot.original)].num_bytes
+        is_buffer = not isinstance(slot.original, torch.nn.Parameter)
+        if id(slot.original) not in seen:
+            seen.add(id(slot.original))
+            is_merged = any(pattern.search(slot.name) for pattern in merged)
+            number = recorder.weight(slot.name, num_bytes, is_buffer=is_buffer, is_merged=is_merged)
+            slot.store[slot.key].allocation.number = number
+        if not is_buffer:
+            held.setdefault(slot.name.rpartition(".")[0], []).append(num_bytes)
+    for fqn, sizes in held.items():
+        recorder.holder(fqn, sizes)
 
 
 def _dispatch(model: nn.Module, device_map: Mapping[str, int | str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,56 +14,23 @@ from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.cache_growth import grow, tensors_of
 from devmap_cli.simulation.inputs import cast_by_people, make_inputs
 from devmap_cli.simulation.machine import active_machine
+from devmap_cli.simulation.memory import DeviceRehearsal, PhaseMemory
 from devmap_cli.simulation.placement import device_of, normalized, placed
 from devmap_cli.simulation.shapes import Shapes
 from devmap_cli.simulation.tensor import DeviceTensor
+from devmap_cli.simulation.work import PHASES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
     from devmap_cli.simulation.machine import Machine, SimulatedDevice, Transfer
     from devmap_cli.simulation.memory import MemoryUse
+    from devmap_cli.simulation.trace import Recorder
     from devmap_cli.simulation.workload import Workload
 
 UNLIMITED_BYTES = 1 << 50
 """Capacity of a device that is to show what a run takes, not whether it fits."""
-
-
-@dataclass(frozen=True)
-class PhaseMemory:
-    """The most a device had to hold in one phase, in bytes: `reserved_bytes` is the sum of the other four.
-
-    The KV cache counts as long as it is at the end of the phase. The activations are what else tensors took at the
-    highest moment, weights brought from the cpu among them. The overhead is the matrix library's workspace and what
-    the allocator reserved beyond tensors.
-    """
-
-    weights_bytes: int
-    kv_cache_bytes: int
-    activation_bytes: int
-    overhead_bytes: int
-
-    @property
-    def reserved_bytes(self) -> int:
-        """What the allocator took from the device."""
-        return self.weights_bytes + self.kv_cache_bytes + self.activation_bytes + self.overhead_bytes
-
-
-@dataclass(frozen=True)
-class DeviceRehearsal:
-    """What one device was seen to need; `peak` is the phase with most bytes in tensors."""
-
-    index: int
-    capacity_bytes: int
-    phases: Mapping[str, PhaseMemory]
-    allocated_bytes: Mapping[str, int]
-    peak_phase: str
-
-    @property
-    def peak(self) -> PhaseMemory:
-        """The figures of the highest phase."""
-        return self.phases[self.peak_phase]
 
 
 @dataclass(frozen=True)
@@ -98,12 +66,14 @@ def rehearse(
     *,
     expandable_segments: bool = False,
     compute_capability: tuple[int, int] = (8, 0),
+    recorder: Recorder | None = None,
 ) -> Rehearsal:
     """Run `workload` through `model`, made on the meta device, with its parts placed by `device_map`.
 
-    `capacities` are bytes, one per device. What stops the run is the result's `failure`: no memory left, tensors that
-    meet across devices, a map that accelerate refuses. The model is left as it was. Raises ValueError for a workload
-    that the model cannot be given, NotImplementedError for an operator without shape inference.
+    `capacities` are bytes, one per device; `recorder` is told of what is allocated. What stops the run is the result's
+    `failure`: no memory left, tensors that meet across devices, a map that accelerate refuses. The model is left as it
+    was. Raises ValueError for a workload that the model cannot be given, NotImplementedError for an operator without
+    shape inference.
     """
     assumptions: dict[str, None] = {}
     numbers = Shapes(lambda assumption: assumptions.setdefault(f"{active_machine().modules.current}: {assumption}"))
@@ -113,6 +83,7 @@ def rehearse(
             numbers=numbers,
             expandable_segments=expandable_segments,
             compute_capability=compute_capability,
+            recorder=recorder,
         ) as machine,
         torch.no_grad(),
         attention_of(model, workload.attention),
@@ -153,16 +124,27 @@ class _Run:
                     self._weights = {device: device.use.allocated_bytes for device in self.machine.devices}
                     self._enter("prefill")
                     self._generate()
+                    if self.machine.recorder is not None:
+                        self._end(self.machine.recorder)
         except NotImplementedError as error:
             module = self.machine.modules.raised_in(error)
             raise NotImplementedError(f"{error}: it cannot be rehearsed, {module or 'the model'} calls it") from error
         except (RuntimeError, ValueError) as error:
             self.failure = Failure(self._phase, self.machine.modules.raised_in(error), error)
 
+    def _end(self, recorder: Recorder) -> None:
+        for tensor in chain(self.model.parameters(), self.model.buffers()):
+            shared = getattr(tensor, "kept_beside", None)
+            if shared is not None:
+                recorder.once(shared.allocation.number)
+        recorder.stop()
+
     def _enter(self, phase: str) -> None:
         self._phase_scope.close()
         self._phase = phase
         self._phase_scope.enter_context(self.machine.phase(phase))
+        if self.machine.recorder is not None and phase != "load":
+            self.machine.recorder.phase(phase)
 
     def _dtype(self) -> torch.dtype | None:
         dtype: torch.dtype | None = getattr(torch, self.workload.dtype) if self.workload.dtype else None
@@ -202,7 +184,7 @@ class _Run:
 
     def _after_step(self, outputs: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
         cache = outputs.get("cache", outputs.get("past_key_values"))
-        self._kv_cache[self._phase] = _bytes_by_device(tensors_of(cache))
+        self._kv_cache[self._phase] = self._kept(cache)
         if self._phase == "decode" or self.workload.max_new_tokens == 1:
             return model_kwargs
         self._enter("decode")
@@ -211,6 +193,16 @@ class _Run:
             return model_kwargs
         grow(cache, num_between, getattr(self.model.config.get_text_config(), "cross_attention_layers", ()))
         return _longer(model_kwargs, num_between, is_encoder_decoder=self.model.config.is_encoder_decoder)
+
+    def _kept(self, cache: Any) -> dict[SimulatedDevice, int]:
+        """Bytes of `cache` by device."""
+        allocations = {tensor.allocation for tensor in tensors_of(cache) if isinstance(tensor, DeviceTensor)}
+        if self.machine.recorder is not None:
+            self.machine.recorder.cached({item.number for item in allocations if item.number is not None})
+        total: dict[SimulatedDevice, int] = {}
+        for allocation in allocations:
+            total[allocation.device] = total.get(allocation.device, 0) + allocation.block_bytes
+        return total
 
     def transfers(self) -> tuple[Transfer, ...]:
         """The copies made; what accelerate read from memory here for a module on disk comes from the disk."""
@@ -230,27 +222,18 @@ class _Run:
             phases={phase: self._memory(device, phase, use) for phase, use in device.phases.items()},
             allocated_bytes=allocated,
             peak_phase=max(allocated, key=lambda phase: allocated[phase]),
+            work={phase: device.counter.work(phase) for phase in PHASES},
+            block_work=device.counter.by_block(),
         )
 
     def _memory(self, device: SimulatedDevice, phase: str, use: MemoryUse) -> PhaseMemory:
-        workspace = 0 if phase == "load" else device.workspace_bytes
-        # Until all are loaded, weights are all there is.
-        weights = use.allocated_bytes if self._weights is None else self._weights[device]
-        kv_cache = self._kv_cache.get(phase, {}).get(device, 0)
-        return PhaseMemory(
-            weights_bytes=weights,
-            kv_cache_bytes=kv_cache,
-            activation_bytes=use.allocated_bytes - weights - kv_cache - workspace,
-            overhead_bytes=workspace + use.reserved_bytes - use.allocated_bytes,
+        return PhaseMemory.of(
+            use,
+            # Until all are loaded, weights are all there is.
+            weights_bytes=use.allocated_bytes if self._weights is None else self._weights[device],
+            kv_cache_bytes=self._kv_cache.get(phase, {}).get(device, 0),
+            workspace_bytes=0 if phase == "load" else device.workspace_bytes,
         )
-
-
-def _bytes_by_device(tensors: Iterable[torch.Tensor]) -> dict[SimulatedDevice, int]:
-    allocations = {tensor.allocation for tensor in tensors if isinstance(tensor, DeviceTensor)}
-    total: dict[SimulatedDevice, int] = {}
-    for allocation in allocations:
-        total[allocation.device] = total.get(allocation.device, 0) + allocation.block_bytes
-    return total
 
 
 def _longer(model_kwargs: dict[str, Any], num_tokens: int, *, is_encoder_decoder: bool) -> dict[str, Any]:

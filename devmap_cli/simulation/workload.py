@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from devmap_cli.mapfile import MapWorkload
 
 
 @dataclass(frozen=True)
@@ -31,3 +35,15 @@ class Workload:
     def cached_tokens_at_last_step(self) -> int:
         """Length of the cache before the last decode step: all tokens but the last two generated ones."""
         return self.prompt_tokens + max(0, self.max_new_tokens - 2)
+
+
+def simulated(asked: MapWorkload) -> Workload:
+    """The workload of a map, which has heights before widths, as a rehearsal takes it."""
+    return Workload(
+        batch_size=asked.batch_size,
+        prompt_tokens=asked.prompt_tokens,
+        max_new_tokens=asked.max_new_tokens,
+        images=tuple((width, height) for height, width in asked.images),
+        videos=tuple((width, height, num_frames) for height, width, num_frames in asked.videos),
+        attention=asked.attention,
+    )

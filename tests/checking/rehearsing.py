@@ -8,10 +8,10 @@ from typing import Any
 
 from devmap_cli.checking.check import CheckReport, Repair, check_document, repair_document
 from devmap_cli.checking.findings import Finding
-from devmap_cli.checking.rehearsed import Rehearser, empty_model
+from devmap_cli.checking.rehearsed import Rehearser
 from devmap_cli.devices.device import Device
 from devmap_cli.mapfile import MapFile, MapWorkload
-from devmap_cli.model.load import load_spec
+from devmap_cli.model.load import empty_model, load_spec
 from tests.support.toys import write_config
 
 SHORT = MapWorkload(prompt_tokens=32, max_new_tokens=8)

@@ -87,6 +87,47 @@ def test_overlapping_keys(device: Device, severity: str) -> None:
     assert (finding.code, finding.severity, finding.module) == ("overlapping-keys", severity, "model.layers.3")
 
 
+def test_keys_that_name_nothing_do_not_overlap() -> None:
+    finding = only(check_map({"": GPU_0, "model.layer.3": GPU_1}, SPEC))
+    assert (finding.code, finding.severity) == ("unmatched-key", "warning")
+
+
+def test_a_misspelt_key_is_renamed_not_added_to() -> None:
+    layers = {key: device for key, device in WHOLE.items() if ".layers." in key}
+    misspelt = {key.replace("layers", "layer"): device for key, device in layers.items()}
+    uncovered, *unmatched = check_map({**without(*layers), **misspelt}, SPEC)
+    assert uncovered.module == "model.layers"
+    assert uncovered.fix == "rename model.layer.0 to model.layers.0, and likewise 10 more"
+    assert {finding.fix for finding in unmatched} == {f"rename it to {name}" for name in layers}
+
+
+def test_a_glob_is_no_key() -> None:
+    layers = [key for key in WHOLE if ".layers." in key]
+    uncovered, unmatched = check_map({**without(*layers), "model.layers.*": GPU_1}, SPEC)
+    assert uncovered.consequence == "loading ends there"
+    assert (unmatched.code, unmatched.severity) == ("unmatched-key", "error")
+    assert unmatched.fix == "name the 11 parts that model.layers.* means: model.layers.0 to model.layers.10"
+
+
+def test_a_key_that_begins_the_name_of_what_is_left_out_takes_it() -> None:
+    finding = only(check_map(without("model.layers.10"), SPEC))  # model.layers.1 is on GPU 0
+    assert finding.consequence == (
+        "transformers loads it to GPU 0, as its name begins with model.layers.1, and accelerate then refuses the map"
+    )
+    assert "transformers leaves it on the cpu" in only(check_map(without("model.norm"), SPEC)).consequence
+
+
+def test_keys_in_any_script_are_told_as_they_are() -> None:
+    assert "модель" in only(check_map({**WHOLE, "модель": GPU_0}, SPEC)).message
+
+
+@pytest.mark.parametrize("odd", ["npu:0", "xpu:1", "mps"])
+def test_accelerators_of_several_kinds(odd: str) -> None:
+    finding = only(check_map({**WHOLE, "model.norm": Device.parse(odd)}, SPEC))
+    assert (finding.code, finding.severity) == ("mixed-accelerators", "error")
+    assert odd in finding.message
+
+
 def test_a_block_that_may_not_be_split() -> None:
     parts = {"model.layers.3.attn": GPU_0, "model.layers.3.mlp": GPU_1}
     finding = only(check_map({**without("model.layers.3"), **parts}, SPEC))
@@ -111,6 +152,9 @@ def test_tied_weights_apart() -> None:
     finding = only(check_map({**WHOLE, "lm_head": GPU_1}, SPEC))
     assert (finding.code, finding.severity, finding.module) == ("split-tie", "error", "model.embed.weight")
     assert finding.fix == 'put them on one device: "lm_head": 0'
+    assert finding.consequence.startswith("accelerate ties them again on one device")
+    with_cpu = only(check_map({**WHOLE, "lm_head": CPU}, SPEC))
+    assert with_cpu.consequence == "each of them holds a copy"
 
 
 def test_weights_count_once_per_storage() -> None:

@@ -31,7 +31,7 @@ def test_layers_that_come_back_to_a_device() -> None:
     (finding,) = check_layers(layers(GPU_0, GPU_1, GPU_0), SPEC)
     assert (finding.code, finding.severity, finding.module) == ("back-and-forth", "warning", "model.layers")
     assert finding.message == "the layers of model.layers go GPU 0 → GPU 1 → GPU 0"
-    assert finding.consequence == "2 crossings for every token where 1 would do"
+    assert finding.consequence == "2 crossings in each pass through them where 1 would do"
 
 
 def test_offloaded_layers_compute_on_the_first_gpu() -> None:
@@ -45,6 +45,12 @@ def test_the_execution_order_counts_not_the_names() -> None:
     device_map = layers(*(GPU_0 if index % 2 == 0 else GPU_1 for index in range(11)))
     assert check_layers(device_map, replace(SPEC, execution_order=order)) == ()
     assert [finding.code for finding in check_layers(device_map, SPEC)] == ["back-and-forth"]
+
+
+def test_layers_that_the_execution_order_leaves_out_are_where_they_are_defined() -> None:
+    order = tuple(f"model.layers.{index}" for index in range(11) if index not in (3, 8))
+    device_map = layers(*[GPU_0] * 5, *[GPU_1] * 6)
+    assert check_layers(device_map, replace(SPEC, execution_order=order)) == ()
 
 
 @pytest.mark.parametrize(("num_off", "is_found"), [(3, False), (4, True)])  # a third of 11 is 3.7
@@ -73,3 +79,5 @@ def test_bitsandbytes_refuses_anything_off_the_gpus() -> None:
     findings = check_layers({**WHOLE, "lm_head": CPU}, quantized(scheme="nf4"))
     assert [finding.module for finding in findings] == ["lm_head"]
     assert "llm_int8_enable_fp32_cpu_offload" in findings[0].consequence
+    assert check_layers({"": CPU}, quantized(scheme="nf4")) == ()
+    assert [finding.code for finding in check_layers({"": DISK}, quantized(scheme="nf4"))] == ["quantized-on-cpu"]

@@ -69,8 +69,11 @@ def is_wrong(device_map: Mapping[str, Device], spec: ModelSpec) -> bool:
     blocks = [fqn for fqn, module in spec.modules() if module.no_split or not module.children]
     together = [{devices[name] for name in devices if block in prefixes(name)} for block in blocks]
     together += [{devices[name] for name in group} for group in spec.ties]
+    names = {fqn for fqn, _ in spec.modules()} | devices.keys()
     contradicts = any(
-        device_of(key.rpartition(".")[0], device_map) not in (None, device) for key, device in device_map.items() if key
+        device_of(key.rpartition(".")[0], device_map) not in (None, device)
+        for key, device in device_map.items()
+        if key and key in names
     )
     return None in devices.values() or any(len(places) > 1 for places in together) or contradicts
 

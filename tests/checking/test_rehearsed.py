@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from devmap_cli.checking.check import CheckReport
@@ -87,7 +89,7 @@ def test_a_cut_block_stops_the_run_at_a_line_of_the_model(qwen2: Subject) -> Non
 
 def test_budgets_of_the_size_of_the_peaks_are_enough(qwen2: Subject) -> None:
     needed = [item.highest.peak_bytes for item in qwen2.check(WHOLE).forecast.devices]
-    report = qwen2.check(WHOLE, dict(enumerate(needed)))
+    report = qwen2.check(WHOLE, {index: 1 + num_bytes * 8 // 7 for index, num_bytes in enumerate(needed)})
     assert report.findings == ()
     assert all(item.free_bytes is not None and item.free_bytes >= 0 for item in report.forecast.devices)
 
@@ -101,12 +103,27 @@ def test_out_of_memory_names_device_phase_and_missing_bytes(qwen2: Subject) -> N
     assert f"over its budget of {4 * MIB >> 20}.0 MiB" in finding.message
     assert finding.consequence.startswith("the run ends in prefill, out of memory on GPU 0, in model.")
     assert report.forecast.stopped_in == "prefill"
-    assert report.forecast.devices[0].free_bytes == 4 * MIB - unlimited.highest.peak_bytes
+    assert report.forecast.devices[0].free_bytes == 4 * MIB * 7 // 8 - unlimited.highest.peak_bytes
 
 
 def test_every_device_that_is_too_small_is_named(qwen2: Subject) -> None:
     report = qwen2.check(WHOLE, {0: MIB, 1: MIB}, MapWorkload(prompt_tokens=4096, max_new_tokens=8))
     assert [finding.module for finding in report.findings if finding.code == "out-of-memory"] == ["0", "1"]
+
+
+def test_what_the_table_shows_free_agrees_with_the_findings(qwen2: Subject) -> None:
+    workload = MapWorkload(prompt_tokens=4096, max_new_tokens=8)
+    needed = [item.highest.peak_bytes for item in qwen2.check(WHOLE, workload=workload).forecast.devices]
+    for budgets in ((MIB, needed[1] - 2 * MIB), (needed[0], needed[1] // 2), (needed[0] // 2, MIB)):
+        report = qwen2.check(WHOLE, dict(enumerate(budgets)), workload)
+        short = [int(finding.module) for finding in report.findings if finding.code == "out-of-memory"]
+        free = [item.free_bytes for item in report.forecast.devices]
+        assert short == [index for index, num_bytes in enumerate(free) if num_bytes is not None and num_bytes < 0]
+
+
+def test_the_budget_stands_beside_the_most_that_is_predicted(qwen2: Subject) -> None:
+    for item in qwen2.check(WHOLE, workload=MapWorkload(prompt_tokens=4096, max_new_tokens=8)).forecast.devices:
+        assert item.highest.peak_bytes == max(phase.peak_bytes for phase in item.phases)
 
 
 def test_weights_over_budget_are_told_once(qwen2: Subject) -> None:
@@ -165,6 +182,17 @@ def test_code_that_fails_on_one_device_too_is_not_held_against_the_map(
     (finding,) = forecast.findings
     assert (finding.code, finding.severity) == ("not-rehearsed", "warning")
     assert "KeyError" in finding.message
+    assert "own code" not in finding.message
+    assert forecast.skipped == "its code does not get through a rehearsal on one device either"
+
+
+def test_a_model_that_transformers_itself_cannot_run(tmp_path: Path) -> None:
+    broken = Subject(tmp_path, TOYS["gemma3"].config)
+    broken.rehearser(None).model.config.sliding_window = None
+    finding = the("not-rehearsed", broken.check({"": 0}))
+    assert "fails on one device too, in transformers' own code: " in finding.message
+    assert finding.consequence.endswith("and a run will fail likewise")
+    assert "\n" not in finding.message
 
 
 def test_code_that_fails_with_this_map_alone_is(qwen2: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,11 +207,42 @@ def test_code_that_fails_with_this_map_alone_is(qwen2: Subject, monkeypatch: pyt
     (finding,) = forecast.findings
     assert (finding.code, finding.severity) == ("run-fails", "error")
     assert finding.consequence.endswith("TypeError: two devices are too many")
+    assert [item.device.label for item in forecast.devices] == ["GPU 0", "GPU 1"]
 
 
-def test_what_the_driver_takes_is_told_apart_and_decides_nothing(qwen2: Subject) -> None:
+def test_what_the_driver_takes_is_told_apart_and_part_of_the_budget(qwen2: Subject) -> None:
     need = peaks(qwen2.check(WHOLE))["GPU 0"]
-    report = qwen2.check(WHOLE, {0: need})  # nothing is left for a driver
-    assert report.passed
+    assert not qwen2.check(WHOLE, {0: need}).passed  # nothing is left for a driver
+    report = qwen2.check(WHOLE, {0: need + 640 * MIB})
+    share = (need + 640 * MIB) // 8
     first = report.to_document()["devices"][0]
-    assert (first["peak_bytes"], first["free_bytes"], first["runtime_overhead_bytes"]) == (need, 0, 640 * MIB)
+    assert report.passed
+    assert (first["peak_bytes"], first["runtime_overhead_bytes"]) == (need, share)
+    assert first["free_bytes"] == 640 * MIB - share
+    whole = qwen2.check(WHOLE, {0: 8 << 30}).to_document()["devices"][0]
+    assert whole["runtime_overhead_bytes"] == 640 * MIB
+
+
+def test_tied_weights_apart_have_one_mending(tmp_path: Path) -> None:
+    tied = Subject(tmp_path, {**TOYS["qwen2"].config, "tie_word_embeddings": True})
+    report = tied.check(WHOLE)
+    assert codes(report) == ["split-tie", "mixed-devices"]
+    assert {finding.fix.partition(": ")[2] for finding in report.findings} == {'"lm_head": 0'}
+
+
+def test_contradicting_keys_are_the_reason_for_what_they_mix(qwen2: Subject) -> None:
+    report = qwen2.check({"": 1, **WHOLE})
+    assert the("mixed-devices", report).fix == 'replace "": 1 by its parts'
+    assert qwen2.repair({"": 1, **WHOLE}).report.findings == ()
+
+
+def test_parts_of_several_modules_that_belong_together_are_brought_together(tmp_path: Path) -> None:
+    bert = Subject(tmp_path, TOYS["bert"].config)
+    scattered: dict[str, int | str] = {
+        name: index % 2
+        for index, name in enumerate(name for name, module in bert.spec.modules() if not module.children)
+    }
+    repaired = bert.repair(scattered)
+    assert repaired.report.passed
+    assert set(repaired.report.device_map.values()) == {Device.parse(0), Device.parse(1)}
+    assert bert.repair({key: device.map_value for key, device in repaired.document.device_map.items()}).changes == ()

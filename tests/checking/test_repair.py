@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from devmap_cli.checking import check_map
+from devmap_cli.checking.check import check_document, repair_document
 from devmap_cli.checking.repair import Change, repair
 from devmap_cli.devices.device import Device
+from tests.checking.rehearsing import Subject, bare
 from tests.checking.toy import CPU, GPU_0, GPU_1, SPEC, WHOLE
+from tests.support.toys import TOYS
 
 
 def without(*keys: str) -> dict[str, Device]:
@@ -61,6 +66,22 @@ def test_keys_for_nothing_go() -> None:
     assert changes == (Change("model.layers.11", None, "names no part of the model"),)
 
 
+def test_a_misspelt_key_keeps_its_device() -> None:
+    layers = {key: device for key, device in WHOLE.items() if ".layers." in key}
+    misspelt = {key.replace("layers", "layer"): device for key, device in layers.items()}
+    repaired, changes = repair({**without(*layers), **misspelt}, SPEC)
+    assert repaired == WHOLE
+    assert changes[0] == Change("model.layers.0", GPU_0, "was model.layer.0")
+    assert len(changes) == len(layers)
+
+
+def test_a_glob_is_spelt_out() -> None:
+    layers = [key for key in WHOLE if ".layers." in key]
+    repaired, changes = repair({**without(*layers), "model.layers.*": GPU_1}, SPEC)
+    assert repaired == {**WHOLE, **dict.fromkeys(layers, GPU_1)}
+    assert {change.reason for change in changes} == {"was model.layers.*"}
+
+
 def test_an_outer_key_gives_way_to_its_parts() -> None:
     repaired, changes = repair({"": GPU_0, "model.layers.3": GPU_1}, SPEC)
     assert check_map(repaired, SPEC) == ()
@@ -81,3 +102,11 @@ def test_keys_come_in_module_order() -> None:
 
 def test_a_map_of_nothing_puts_all_on_the_cpu() -> None:
     assert repair({"other": GPU_0}, SPEC)[0] == {"": CPU}
+
+
+def test_a_right_map_is_rehearsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject(tmp_path, TOYS["qwen2"].config)
+    rehearser, document = subject.rehearser(None), bare({"": 0})
+    found = check_document(document, rehearser)
+    monkeypatch.setattr("devmap_cli.checking.check.check_document", None)
+    assert repair_document(document, rehearser, found).report is found

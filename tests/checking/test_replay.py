@@ -135,7 +135,8 @@ def test_gemma_3_with_the_names_of_an_older_release(tmp_path: Path) -> None:
     report = subject.check(old)
     assert set(codes(report)) == {"old-name"}
     assert len(report.findings) == len(old)
-    assert report.passed
+    assert not report.passed  # transformers itself translates no key, and `devmap run` refuses the map as it is
+    assert subject.repair(old).report.findings == ()
     assert report.device_map["model.language_model.layers.3"] == Device.parse(1)
     # 262,208 rows of 640, 2 bytes, once: as embedding, and not again as lm_head, which shares it
     embedding_bytes = 262_208 * 640 * 2

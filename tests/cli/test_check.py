@@ -67,7 +67,9 @@ def test_a_map_of_plan_needs_nothing_else(devmap: Run, toy: MakeToy) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "opt", "gemma3", "mixtral", "qwen2_5_vl"])
 def test_a_map_of_plan_has_no_error(devmap: Run, toy: MakeToy, name: str) -> None:
-    assert devmap("plan", toy(name), "--max-memory", "0:60MB,1:60MB", "--strategy", "balanced", *SHORT).exit_code == 0
+    workload = ("--prompt-tokens", "16", "--max-new-tokens", "8")
+    planned = devmap("plan", toy(name), "--max-memory", "0:60MB,1:60MB", "--strategy", "balanced", *workload)
+    assert planned.exit_code == 0
     assert devmap("check", "--map", "map.json").exit_code == 0
 
 
@@ -87,6 +89,7 @@ def test_json_is_one_document(devmap: Run, toy: MakeToy) -> None:
         "not_rehearsed_because",
         "stopped_in",
         "devices",
+        "notes",
         "assumptions",
     ]
     assert document["format"] == "devmap.check/1"
@@ -172,6 +175,74 @@ def test_memory_is_told_with_device_and_phase(devmap: Run, toy: MakeToy) -> None
     assert devmap(*command, "--no-offload").exit_code == 0
 
 
+def test_the_plan_that_is_hinted_at_loads_the_model_alike(devmap: Run, toy: MakeToy) -> None:
+    workload = ("--prompt-tokens", "4096", "--max-new-tokens", "8", "--batch-size", "2")
+    arguments = ("check", "--map", write(WHOLE), "--model", toy("qwen2"), *workload)
+    done = devmap(*arguments, "--dtype", "float32", "--max-memory", "0:16MiB,1:8GiB")
+    (hint,) = done.stderr.splitlines()
+    command = shlex.split(hint.removeprefix("hint: let devmap place it: devmap "))
+    assert devmap(*command).exit_code == 0
+    planned = json.loads(Path("map.json").read_text())
+    assert planned["model"]["dtype"] == "float32"
+    assert planned["workload"]["batch_size"] == 2
+
+
+def test_no_plan_is_hinted_at_where_a_budget_is_missing(devmap: Run, toy: MakeToy) -> None:
+    arguments = ("check", "--map", write(WHOLE), "--model", toy("qwen2"), "--prompt-tokens", "4096")
+    done = devmap(*arguments, "--max-memory", "0:4MiB,7:1GiB")
+    assert (done.exit_code, done.stderr) == (1, "")
+    assert "\nthe map puts nothing on GPU 7\n" in done.stdout
+    assert "\nno budget is given for GPU 1, so any size fits there\n" in done.stdout
+
+
+def test_a_bare_map_says_nothing_of_dtype_and_quantization(devmap: Run, toy: MakeToy) -> None:
+    arguments = ("check", "--map", write({"": 0}), "--model", toy("qwen2"), *SHORT, "--json")
+
+    def weights_bytes(*options: str) -> int:
+        size: int = json.loads(devmap(*arguments, *options).stdout)["devices"][0]["phases"][0]["weights_bytes"]
+        return size
+
+    assert weights_bytes("--quantize", "nf4") < weights_bytes() < weights_bytes("--dtype", "float32")
+
+
+def test_what_transformers_refuses_is_not_rehearsed(devmap: Run, toy: MakeToy) -> None:
+    arguments = ("check", "--map", write({**WHOLE, "lm_head": "cpu"}), "--model", toy("qwen2"), *SHORT)
+    done = devmap(*arguments, "--quantize", "int8")
+    assert done.exit_code == 1
+    assert "run-fails" not in done.stdout
+    assert "not rehearsed, so only weights are known: quantized weights are where they cannot run" in done.stdout
+
+
+def test_a_map_of_plan_says_how_its_model_is_loaded(devmap: Run, toy: MakeToy) -> None:
+    assert devmap("plan", toy("qwen2"), "--max-memory", "0:60MB", *SHORT).exit_code == 0
+    done = devmap("check", "--map", "map.json", "--dtype", "float32")
+    assert done.exit_code == 2
+    assert "devmap plan" in done.hint
+    assert "--dtype float32" in done.hint
+
+
+def test_the_prompt_is_by_default_no_longer_than_the_model_takes(devmap: Run, toy: MakeToy) -> None:
+    arguments = ("check", "--map", write({"": 0}), "--model", toy("opt"), "--max-new-tokens", "8")
+    done = devmap(*arguments)
+    assert done.exit_code == 0
+    assert "(24 + 8 tokens)" in done.stdout
+    assert devmap(*arguments, "--prompt-tokens", "25").exit_code == 1
+
+
+def test_a_narrow_terminal_shows_every_figure(devmap: Run, toy: MakeToy, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("check", "--map", write(WHOLE), "--model", toy("qwen2"), *SHORT, "--max-memory", "0:1GB,1:1GB")
+    wide = devmap(*arguments).stdout
+    monkeypatch.setenv("COLUMNS", "50")
+    narrow = devmap(*arguments).stdout
+    assert max(map(len, narrow.splitlines())) <= 50
+    assert "…" not in narrow
+    told = " ".join(narrow.split())
+    rows = [line.split("  ") for line in wide.splitlines() if line.startswith(("GPU", "      "))]
+    figures = {cell.strip() for row in rows for cell in row if cell.strip().endswith("B") and cell.strip() != "0 B"}
+    assert figures
+    assert all(figure in told for figure in figures)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "hint"),
     [
@@ -184,6 +255,7 @@ def test_memory_is_told_with_device_and_phase(devmap: Run, toy: MakeToy) -> None
         (("--map", "map.json", "--image", "12"), "--image: '12' is not WIDTHxHEIGHT", "1024x768"),
         (("--map", "map.json", "--video", "64x64"), "--video: '64x64' is not WIDTHxHEIGHTxFRAMES", "1280x720x16"),
         (("--map", "map.json", "--attention", "x"), "--attention: 'x'", "sdpa"),
+        (("--map", "map.json", "--attention", "flash_attention_3"), "none that a rehearsal knows", "--attention sdpa"),
         (("--map", "map.json", "--max-memory", "0:10"), "no unit", "0:10GB"),
     ],
 )

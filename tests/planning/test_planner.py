@@ -11,7 +11,7 @@ from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
 from devmap_cli.planning.nouns import Infeasible, Placement
 from devmap_cli.planning.planner import PlanRequest, make_plan, map_file
 
-GPU = Device("cuda", 0)
+GPU = Device("sim", 0)
 LAYERS = 4
 
 
@@ -88,8 +88,8 @@ def test_map_file_figures_are_the_placements() -> None:
     assert isinstance(answer, Placement)
     document = map_file(model(), request, answer).to_document()
     by_device = {item["device"]: item for item in document["devices"]}
-    assert by_device[0]["peak_bytes"] == 280
-    assert by_device[0]["free_bytes"] == 10
+    assert by_device["sim:0"]["peak_bytes"] == 280
+    assert by_device["sim:0"]["free_bytes"] == 10
     assert sum(item["weights_bytes"] for item in document["devices"]) == 400
     assert list(document["device_map"]) == [f"layers.{index}" for index in range(LAYERS)]
 

@@ -6,7 +6,7 @@ from devmap_cli.checking.forecast import DeviceForecast, Forecast, PhasePeak
 from devmap_cli.checking.repair import Change
 from devmap_cli.devices.device import Device
 from devmap_cli.mapfile import MapWorkload
-from devmap_cli.render.check import change_lines, grouped, notes
+from devmap_cli.render.check import change_lines, folded, grouped, notes, peak_lines
 
 GPU_0, GPU_1 = Device.parse(0), Device.parse(1)
 
@@ -78,12 +78,9 @@ def foretold(*devices: int | str) -> CheckReport:
     return CheckReport({}, (), Forecast(tuple(DeviceForecast(device, None, (load,), load) for device in parsed)))
 
 
-def test_what_the_driver_takes_is_told_once_for_each_kind_of_device() -> None:
+def test_what_the_driver_takes_is_explained_once() -> None:
     said = notes(foretold(0, 1, "npu:0", "cpu"), MapWorkload())
-    assert said[1:] == [
-        "on top, a documented estimate for the driver and its libraries: "
-        "640.0 MiB on each cuda device, 512.0 MiB on each npu device"
-    ]
+    assert said[1:] == ["runtime: a documented estimate for the driver and its libraries, on top of what is predicted"]
 
 
 def test_pictures_are_told_width_first() -> None:
@@ -93,3 +90,26 @@ def test_pictures_are_told_width_first() -> None:
 
 def test_devices_without_a_driver_have_no_such_line() -> None:
     assert len(notes(foretold("sim:0", "cpu"), MapWorkload())) == 1
+
+
+def test_a_model_that_only_reads_has_no_new_tokens() -> None:
+    load, prefill = (PhasePeak(phase, 7 << 20, 0, 1 << 20, 0) for phase in ("load", "prefill"))
+    device = DeviceForecast(GPU_0, None, (load, prefill), prefill)
+    assert "1 × (512 tokens)" in notes(CheckReport({}, (), Forecast((device,))), MapWorkload(1, 512, 8))[0]
+    stopped = Forecast((device,), stopped_in="prefill")
+    assert "1 × (512 + 8 tokens)" in notes(CheckReport({}, (), stopped), MapWorkload(1, 512, 8))[0]
+
+
+def test_assumptions_of_equal_layers_are_one_line() -> None:
+    texts = [*(f"model.layers.{index}.router: topk of 8 scores" for index in range(3)), "argmax of 9 scores"]
+    assert folded(texts) == ["model.layers.0-2.router: topk of 8 scores", "argmax of 9 scores"]
+
+
+def test_peaks_in_words_leave_out_what_is_nothing() -> None:
+    load, prefill = PhasePeak("load", 7 << 20, 0, 0, 0), PhasePeak("prefill", 7 << 20, 2 << 20, 0, 1 << 20)
+    device = DeviceForecast(GPU_0, 16 << 20, (load, prefill), prefill)
+    assert list(peak_lines([device])) == [
+        "GPU 0, load: 7.0 MiB predicted = 7.0 MiB weights",
+        "GPU 0, prefill: 10.0 MiB predicted = 7.0 MiB weights + 2.0 MiB KV cache + 1.0 MiB overhead",
+        "GPU 0: budget 16.0 MiB, runtime 2.0 MiB, free 4.0 MiB",
+    ]

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from devmap_cli.devices.device import CPU, Device
-from devmap_cli.mapfile import MapDevice, MapFile
-from devmap_cli.render.plan import DeviceTable, holdings, layer_bar
+from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.device import CPU, DISK, Device
+from devmap_cli.mapfile import MapDevice, MapFile, MapWorkload
+from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec
+from devmap_cli.planning.nouns import Block, Placement
+from devmap_cli.planning.pace import Pace
+from devmap_cli.planning.profile import Profile
+from devmap_cli.planning.speed import DeviceSpeed, Speed
+from devmap_cli.render.plan import DeviceTable, holdings, layer_bar, plan_notes, speed_note
+from devmap_cli.simulation.trace import Trace
 
 GPU0, GPU1 = Device("cuda", 0), Device("cuda", 1)
 
@@ -79,3 +88,111 @@ def test_names_that_do_not_fit_are_left_out_of_the_bar() -> None:
 
 def test_a_model_without_weights_has_no_bar() -> None:
     assert layer_bar(plan_with(gpu0=0)).plain.strip() == ""
+
+
+LAYERS = 6
+GIB = 1 << 30
+
+
+def spec_of(**changes: Any) -> ModelSpec:
+    """Six layers that may not be split and keep a cache."""
+    layers = tuple(ModuleSpec(str(index), "Layer", no_split=True) for index in range(LAYERS))
+    root = ModuleSpec("", "Model", children=(ModuleSpec("layers", "ModuleList", children=layers),))
+    cache = tuple(KvCacheSpec(f"layers.{index}", 64) for index in range(LAYERS))
+    return replace(ModelSpec("m", None, "Model", "toy", "float16", root, kv_cache=cache), **changes)
+
+
+def map_of(*places: Device, kv_cache_bytes: int = GIB, activation_bytes: int = GIB) -> MapFile:
+    """A layer of 1 GiB on each of `places`."""
+    gpus = {device: place for device, place in ((GPU0, 0), (GPU1, 1)) if device in places}
+    devices = tuple(
+        MapDevice(
+            device,
+            9 * GIB,
+            places.count(device) * GIB,
+            kv_cache_bytes if device in gpus else 0,
+            activation_bytes if device in gpus else 0,
+        )
+        for device in (*gpus, CPU, DISK)
+    )
+    device_map = {f"layers.{index}": device for index, device in enumerate(places)}
+    return MapFile(device_map, devices=devices, workload=MapWorkload(1, 8, 8))
+
+
+def notes_of(plan: MapFile, spec: ModelSpec | None = None) -> list[str]:
+    return plan_notes(spec or spec_of(), plan, [], weights_only=False)[1:]
+
+
+def test_nothing_is_said_of_offloading_where_there_is_none() -> None:
+    assert notes_of(map_of(*[GPU0] * 3, *[GPU1] * 3)) == []
+    assert notes_of(map_of(*[CPU] * 6)) == []
+
+
+def test_few_offloaded_layers_are_a_figure() -> None:
+    assert notes_of(map_of(*[GPU0] * 5, CPU)) == [
+        "17 % of the weights are offloaded and cross to a GPU for every token"
+    ]
+
+
+def test_a_third_of_the_layers_offloaded_is_a_warning() -> None:
+    _, warning = notes_of(map_of(*[GPU0] * 4, CPU, DISK))
+    assert warning == (
+        "warning: 2 of 6 layers are on cpu and disk, which decides the speed: a smaller dtype, --quantize or more GPUs "
+        "would help"
+    )
+    _, warning = notes_of(map_of(*[GPU0] * 4, CPU, DISK), spec_of(quantization={"quant_method": "mxfp4"}))
+    assert warning.endswith(": a smaller model or more GPUs would help")
+
+
+def test_a_peak_without_a_cache_is_told_to_be_in_loading() -> None:
+    (note,) = notes_of(map_of(*[GPU0] * 3, *[GPU1] * 3, kv_cache_bytes=0))
+    assert note == "GPU 0, GPU 1 take the most while loading, before there is a KV cache"
+    assert notes_of(map_of(*[GPU0] * 6, kv_cache_bytes=0), spec_of(kv_cache=())) == []
+
+
+@pytest.mark.parametrize(
+    ("places", "text"),
+    [
+        ([GPU0] * 6, "8 s per token, the first after 9 s"),
+        (
+            [*[GPU0] * 4, CPU, DISK],
+            "8 s per token, of it 2 s for the weights on cpu and 3 s for the weights on disk, the",
+        ),
+        ([CPU] * 6, "8 s per token, the first after 9 s"),
+    ],
+    ids=["gpu", "offloaded", "cpu"],
+)
+def test_what_offloaded_weights_cost_for_each_token(places: list[Device], text: str) -> None:
+    shares = {GPU0: DeviceSpeed(3.0), CPU: DeviceSpeed(2.0), DISK: DeviceSpeed(3.0)}
+    budgets = Budgets.of(dict.fromkeys((GPU0, CPU, DISK), 9 * GIB))
+    blocks = tuple(Block((f"layers.{index}",), GIB) for index in range(LAYERS))
+    placement = Placement("auto", blocks, tuple(places), budgets)
+    pace = Pace(Profile(Trace(0, (), (), (), (), {}), (), {}), "float16", {})
+    assert text in speed_note(Speed(8.0, 9.0, 10.0, shares), pace, placement)
+
+
+def test_an_answer_of_one_token_has_no_speed_per_token() -> None:
+    placement = Placement("auto", (Block(("layers.0",), GIB),), (GPU0,), Budgets.of({GPU0: 9 * GIB}))
+    pace = Pace(Profile(Trace(0, (), (), (), (), {}), (), {}), "float16", {})
+    assert speed_note(Speed(0.0, 9.0, 10.0), pace, placement).startswith(
+        "predicted speed: the first after 9 s, 10 s to"
+    )
+
+
+def test_a_video_that_takes_more_than_the_weights_is_named() -> None:
+    plan = replace(
+        map_of(*[GPU0] * 2, *[GPU1] * 4, activation_bytes=3 * GIB), workload=MapWorkload(1, 8, 8, videos=((9, 9, 4),))
+    )
+    (note,) = notes_of(plan)
+    # 2 GiB of weights, 1 of cache, 3 of activations; on the other GPU weights are more
+    assert note == (
+        "activations take the most of GPU 0 (3.00 GiB of 6.00 GiB): fewer frames or a shorter prompt lowers them"
+    )
+
+
+def test_a_workload_longer_than_the_model_is_told() -> None:
+    plan = map_of(*[GPU0] * 6)
+    assert notes_of(plan, spec_of(max_positions=16)) == []
+    (note,) = notes_of(plan, spec_of(max_positions=15))
+    assert note == "16 tokens are more than the 15 positions that the model was made for"
+    assert notes_of(plan, spec_of(max_positions=15, class_name="T5ForConditionalGeneration")) == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from devmap_cli.model.quantization.linear import LinearShape, QuantizedLinear, Stored, ceil_div, meet
+from devmap_cli.model.quantization.linear import LinearShape, QuantizedLinear, Stored, ceil_div, meet, packed_product
 
 _BLOCK = 64
 _NESTED_BLOCK = 256
@@ -88,7 +88,7 @@ class Linear8bitLt(QuantizedLinear):
         """As the CUDA kernels do it, for inputs without outliers, of which there are few."""
         meet(rows, self.weight)
         quantized, scales = self._quantize(rows.to(torch.float16))
-        accumulated = quantized.new_empty((rows.shape[0], self.out_features), dtype=torch.int32)
+        accumulated = packed_product(quantized, [self.weight], self.out_features, torch.int32)
         output = accumulated.new_empty(accumulated.shape, dtype=torch.float16)
         if self.bias is not None:
             output.add_(self.bias)

@@ -1,7 +1,8 @@
-"""compressed-tensors: formats as they are loaded. Its layers unpack their weight on the first forward.
+"""compressed-tensors: formats as they are loaded. All weights are unpacked, for good, before the first forward.
 
-Sources: compressed-tensors' compressors (naive, pack-quantized, nvfp4 and mxfp4), transformers'
-quantizer_compressed_tensors.py. Settings are the `config_groups` of config.json.
+Sources: compressed-tensors' compressors (naive, pack-quantized, nvfp4 and mxfp4) and its
+ModelCompressor.add_decompress_hook, transformers' quantizer_compressed_tensors.py. Settings are the `config_groups` of
+config.json.
 """
 
 from __future__ import annotations
@@ -92,17 +93,41 @@ class WeightScheme:
 
 
 class CompressedLinear(QuantizedLinear):
-    """A layer that unpacks its weight to multiply."""
-
-    weight_packed: torch.Tensor
+    """A layer whose weight is unpacked once; one that is offloaded is unpacked for each product."""
 
     def __init__(self, shape: LinearShape, scheme: WeightScheme) -> None:
         super().__init__(shape, scheme.tensors(shape))
+        self._key = "weight_packed" if "weight_packed" in self._parameters else "weight"
+
+    def unpack(self) -> None:
+        """Put the unpacked weight in the place of the packed one, where that is in memory."""
+        packed = self._parameters[self._key]
+        if packed is not None and not packed.is_meta and not self._is_unpacked(packed):
+            dense = packed.new_empty((self.out_features, self.in_features), dtype=self.weight_dtype)
+            self._parameters[self._key] = nn.Parameter(dense, requires_grad=False)
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """With the unpacked weight."""
-        packed = self.weight_packed if "weight_packed" in self._parameters else self.weight
-        return self.unpacked_product(rows, packed, self.weight_dtype)
+        weight = self._parameters[self._key]
+        assert weight is not None
+        if not self._is_unpacked(weight):
+            return self.unpacked_product(rows, weight, self.weight_dtype)
+        bias = None if self.bias is None else self.bias.to(rows.dtype)
+        return nn.functional.linear(rows, weight.to(rows.dtype), bias)
+
+    def _is_unpacked(self, weight: torch.Tensor) -> bool:
+        return weight.dtype == self.weight_dtype
+
+
+def unpack_before_forward(model: nn.Module) -> None:
+    """Let `model` unpack all its layers when it is called, as compressed-tensors' hook on the whole model does."""
+
+    def unpack(called: nn.Module, _args: Any) -> None:
+        for module in called.modules():
+            if isinstance(module, CompressedLinear):
+                module.unpack()
+
+    model.register_forward_pre_hook(unpack)
 
 
 class Groups:

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from devmap_cli.model.quantization.float8 import weighted_sum
-from devmap_cli.model.quantization.linear import LinearShape, QuantizedLinear, Stored, ceil_div, hold, meet
+from devmap_cli.model.quantization.linear import (
+    LinearShape,
+    QuantizedLinear,
+    Stored,
+    ceil_div,
+    hold,
+    meet,
+    packed_product,
+)
 
 MX_BLOCK = 32
 NV_BLOCK = 16
@@ -73,10 +81,13 @@ class PackedExperts(nn.Module):
         return weighted_sum(output, weights[..., :top_k])
 
     def _run(self, rows: torch.Tensor) -> torch.Tensor:
-        inner = rows.new_empty((rows.shape[0], self.up_features))
+        inner = packed_product(rows, self._packed("up"), self.up_features)
         gated = inner.new_empty((rows.shape[0], self.inner_features))
         del inner
-        return gated.new_empty((rows.shape[0], self.hidden_size))
+        return packed_product(gated, self._packed("down"), self.hidden_size)
+
+    def _packed(self, direction: str) -> list[torch.Tensor]:
+        return [tensor for name, tensor in self.named_parameters() if f"{direction}_proj" in name]
 
 
 class NVFP4Experts(PackedExperts):
@@ -133,5 +144,5 @@ class Mxfp4GptOssExperts(PackedExperts):
         super().__init__(experts, tensors)
 
     def _run(self, rows: torch.Tensor) -> torch.Tensor:
-        gated = rows.new_empty((rows.shape[0], self.inner_features))
-        return gated.new_empty((rows.shape[0], self.hidden_size))
+        gated = packed_product(rows, self._packed("up"), self.inner_features)
+        return packed_product(gated, self._packed("down"), self.hidden_size)

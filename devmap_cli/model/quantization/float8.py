@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers.integrations import finegrained_fp8
 
-from devmap_cli.model.quantization.linear import LinearShape, QuantizedLinear, Stored, ceil_div, meet
+from devmap_cli.model.quantization.linear import LinearShape, QuantizedLinear, Stored, ceil_div, meet, packed_product
 
 _INPUT_GROUP = 128
 """Inputs that share a scale where they are quantized by blocks."""
@@ -27,7 +27,7 @@ def quantized_rows(rows: torch.Tensor, group: int | None = _INPUT_GROUP) -> tupl
 def _multiply(rows: torch.Tensor, weight: torch.Tensor, out_features: int) -> torch.Tensor:
     meet(rows, weight)
     quantized = quantized_rows(rows)
-    output = rows.new_empty((rows.shape[0], out_features))
+    output = packed_product(rows, [weight], out_features)
     del quantized
     return output
 

@@ -86,14 +86,53 @@ class QuantizedLinear(nn.Module):
     def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """An output that a fused kernel writes from `rows` and the packed `weight`, the bias added in place."""
         meet(rows, weight)
-        output = rows.new_empty((rows.shape[0], self.out_features))
+        output = packed_product(rows, self._packed(), self.out_features)
         return output if self.bias is None else output.add_(self.bias)
 
     def unpacked_product(self, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The product with `weight` unpacked to `dtype` first, which lives as long as the product takes."""
-        unpacked = weight.new_empty((self.out_features, self.in_features), dtype=dtype).to(rows.dtype)
+        unpacked = _unpacked(self._packed(), weight, (self.out_features, self.in_features), dtype).to(rows.dtype)
         bias = None if self.bias is None else self.bias.to(rows.dtype)
         return nn.functional.linear(rows, unpacked, bias)
+
+    def _packed(self) -> list[torch.Tensor]:
+        """All that stands for the weight, scales among it."""
+        tensors = {**dict(self.named_parameters(recurse=False)), **dict(self.named_buffers(recurse=False))}
+        return [tensor for name, tensor in tensors.items() if name != "bias"]
+
+
+_operators = torch.library.Library("devmap", "DEF")
+_operators.define(
+    "packed_product(Tensor rows, Tensor[] packed, int num_outputs, *, ScalarType? dtype=None) -> Tensor",
+)
+_operators.define("unpack(Tensor[] packed, int[] size, ScalarType dtype) -> Tensor")
+_operators.impl(
+    "packed_product",
+    lambda rows, _packed, num_outputs, *, dtype=None: rows.new_empty((rows.shape[0], num_outputs), dtype=dtype),
+    "CompositeExplicitAutograd",
+)
+_operators.impl(
+    "unpack", lambda packed, size, dtype: packed[0].new_empty(size, dtype=dtype), "CompositeExplicitAutograd"
+)
+
+
+def packed_product(
+    rows: torch.Tensor, packed: list[torch.Tensor], num_outputs: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """What a fused kernel makes of `rows` and the tensors that stand for a weight, or for those of all experts.
+
+    An operator of its own, so that whoever counts what operators read sees what this one does.
+    """
+    result: torch.Tensor = torch.ops.devmap.packed_product(rows, packed, num_outputs, dtype=dtype)
+    return result
+
+
+def _unpacked(
+    packed: list[torch.Tensor], weight: torch.Tensor, size: tuple[int, int], dtype: torch.dtype
+) -> torch.Tensor:
+    others = [tensor for tensor in packed if tensor is not weight]
+    result: torch.Tensor = torch.ops.devmap.unpack([weight, *others], size, dtype)
+    return result
 
 
 def meet(rows: torch.Tensor, weight: torch.Tensor) -> None:

@@ -50,7 +50,8 @@ class GroupSettings:
 class UnpackingBuffer:
     """Exllama's `temp_dq`: on each device one buffer of the size of the largest weight, kept from the start.
 
-    Source: AutoGPTQ's autogptq_post_init. A buffer lives as long as the packed weight it was first made for.
+    Source: AutoGPTQ's autogptq_post_init. A buffer lives as long as the packed weight it was first made for,
+    whose `kept_beside` it is.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class UnpackingBuffer:
         buffer = None if known is None else known()
         if buffer is None:
             buffer = packed.new_empty((self._num_weights,), dtype=torch.float16)
-            packed.unpacking_buffer = buffer
+            packed.kept_beside = buffer
             self._by_device[str(packed.device)] = weakref.ref(buffer)
         return buffer
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers.integrations import finegrained_fp8
 
 from devmap_cli.model.quantization.bitsandbytes import Linear4bit, Linear8bitLt, Settings4bit
-from devmap_cli.model.quantization.compressed import CompressedLinear, Groups
+from devmap_cli.model.quantization.compressed import CompressedLinear, Groups, unpack_before_forward
 from devmap_cli.model.quantization.float4 import (
     FP8PerTensorExperts,
     Mxfp4GptOssExperts,
@@ -246,9 +246,8 @@ def _compressed(model: PreTrainedModel, quantization: Quantization) -> _Notes:
         scheme = groups.scheme_of(name, module)
         if scheme is not None and name not in tied:
             model.set_submodule(name, CompressedLinear(LinearShape.of(module), scheme))
-    notes = [
-        f"compressed-tensors unpacks each weight at its first use and keeps it so: {format_bytes(dense_bytes)} then"
-    ]
+    unpack_before_forward(model)
+    notes = [f"compressed-tensors unpacks all weights before the first forward: {format_bytes(dense_bytes)} then"]
     return notes + _unpacked_experts(model, "transformers unpacks while loading")
 
 

@@ -1,0 +1,108 @@
+"""Plans by what a run really takes: a profile of the workload, and a rehearsal of what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from devmap_cli.devices.cards import Card
+    from devmap_cli.devices.device import Device
+    from devmap_cli.mapfile import MapWorkload
+    from devmap_cli.model.spec import ModelSpec
+    from devmap_cli.planning.nouns import Infeasible, Placement
+    from devmap_cli.planning.pace import Pace
+    from devmap_cli.planning.planner import PlanRequest
+    from devmap_cli.planning.profile import Profile
+    from devmap_cli.planning.profiling import Profiler
+
+
+class Planning:
+    """Answers planning requests for one model, and remembers its profiles.
+
+    `cards` are those of the accelerators, as far as they are known. `reason` says why the last request was planned by
+    weights and KV cache alone; None where it was not.
+    """
+
+    def __init__(self, spec: ModelSpec, cards: Mapping[Device, Card], *, trust_remote_code: bool) -> None:
+        self.spec = spec
+        self.reason: str | None = None
+        self.cards = cards
+        self._trust_remote_code = trust_remote_code
+        self._profiles: dict[MapWorkload, Profile | None] = {}
+        self._reasons: dict[MapWorkload, str | None] = {}
+        self._profiler: Profiler | None = None
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """The least of the cards', which decides between attention kernels."""
+        from devmap_cli.planning.profiling import DEFAULT_COMPUTE_CAPABILITY
+
+        capabilities = [card.compute_capability for card in self.cards.values() if card.compute_capability]
+        return min(capabilities, default=DEFAULT_COMPUTE_CAPABILITY)
+
+    def plan(self, request: PlanRequest, *, rehearse: bool = True, is_probe: bool = False) -> Placement | Infeasible:
+        """The placement, or why there is none.
+
+        It is rehearsed before if the model is at hand, which it is where its workload is new. `is_probe` is for those
+        who only ask whether it fits.
+
+        Raises:
+            RequestError: the model cannot take the workload, or a pin, a weight or the strategy does not go with it.
+        """
+        from devmap_cli.planning.planner import make_plan
+
+        profile = self.profile(request)
+        self.reason = self._reasons.get(request.workload)
+        pace = self.pace(request)
+        if profile is None or self._profiler is None or self._profiler.model is None or not rehearse:
+            return make_plan(self.spec, request, profile, pace=pace, is_probe=is_probe)
+        from devmap_cli.checking.assurance import Assurance
+        from devmap_cli.checking.rehearsed import Rehearser
+
+        rehearser = Rehearser(self._profiler.model, self.spec, request.workload, dict(request.budgets))
+        return make_plan(self.spec, request, profile, Assurance(rehearser).missing, pace)
+
+    def with_weights(self, *, dtype: str | None = None, quantize: str | None = None) -> Planning:
+        """The same for the model's weights in another dtype, or quantized while they are loaded."""
+        from devmap_cli.model.load import load_spec
+
+        spec = load_spec(
+            self.spec.model_id,
+            revision=self.spec.revision,
+            dtype=dtype or self.spec.dtype,
+            quantize=quantize,
+            trust_remote_code=self._trust_remote_code,
+        )
+        return Planning(spec, self.cards, trust_remote_code=self._trust_remote_code)
+
+    def pace(self, request: PlanRequest) -> Pace | None:
+        """What tells the speed of placements for a request; None without a profile."""
+        profile = self.profile(request)
+        if profile is None:
+            return None
+        from devmap_cli.planning.pace import Pace
+
+        return Pace(profile, self.spec.dtype, self.cards)
+
+    def profile(self, request: PlanRequest) -> Profile | None:
+        """What the model needs for the workload; None where only weights count, or nothing else is known."""
+        if request.weights_only or not request.budgets.devices:
+            return None
+        workload = request.workload
+        if workload not in self._profiles:
+            profiler = self._made_profiler()
+            self._profiles[workload] = profiler.profile(workload)
+            self._reasons[workload] = profiler.reason
+        return self._profiles[workload]
+
+    def _made_profiler(self) -> Profiler:
+        if self._profiler is None:
+            from devmap_cli.planning.profiling import Profiler
+
+            self._profiler = Profiler(
+                self.spec,
+                trust_remote_code=self._trust_remote_code,
+                compute_capability=self.compute_capability,
+            )
+        return self._profiler

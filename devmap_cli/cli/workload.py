@@ -1,0 +1,105 @@
+"""Options that say what a run is to do, and the workload they make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from devmap_cli.errors import RequestError
+
+if TYPE_CHECKING:
+    from devmap_cli.mapfile import MapWorkload
+    from devmap_cli.model.spec import ModelSpec
+
+DEFAULT_PROMPT_TOKENS = 2048
+DEFAULT_MAX_NEW_TOKENS = 256
+_IMAGE = re.compile(r"(?P<width>[1-9]\d{0,5})[xX×](?P<height>[1-9]\d{0,5})")
+
+
+class Attention(str, Enum):
+    """The attention implementations that a rehearsal knows."""
+
+    sdpa = "sdpa"
+    eager = "eager"
+    flash_attention_2 = "flash_attention_2"
+
+
+PromptTokens = Annotated[
+    int | None,
+    typer.Option("--prompt-tokens", min=1, help="Length of the prompt [default: 2048, or less where the model ends]."),
+]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option("--max-new-tokens", min=1, help="Length of the answer [default: 256]."),
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, help="Sequences at once.")]
+Images = Annotated[
+    list[str] | None,
+    typer.Option("--image", metavar="WxH", help="An image in the prompt, in pixels; repeatable."),
+]
+Videos = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--video",
+        metavar="WxHxFRAMES",
+        help="A video in the prompt: pixels, and the frames that the model sees; repeatable.",
+    ),
+]
+
+
+def parse_image(text: str) -> tuple[int, int]:
+    """Height and width of `WxH`.
+
+    Raises:
+        RequestError: it is none.
+    """
+    match = _IMAGE.fullmatch(text.strip())
+    if match is None:
+        raise RequestError(f"--image: {text!r} is not WIDTHxHEIGHT in pixels", "--image 1024x768")
+    return int(match["height"]), int(match["width"])
+
+
+def parse_video(text: str) -> tuple[int, int, int]:
+    """Height, width and number of frames of `WxHxFRAMES`.
+
+    Raises:
+        RequestError: it is none.
+    """
+    size, _, frames = text.strip().lower().replace("×", "x").rpartition("x")
+    match = _IMAGE.fullmatch(size)
+    if match is None or not frames.isdecimal() or not 0 < int(frames) < 10**6:
+        raise RequestError(f"--video: {text!r} is not WIDTHxHEIGHTxFRAMES", "--video 1280x720x16")
+    return int(match["height"]), int(match["width"]), int(frames)
+
+
+def workload_for(
+    spec: ModelSpec,
+    *,
+    prompt_tokens: int | None,
+    max_new_tokens: int | None,
+    batch_size: int,
+    images: Sequence[str],
+    videos: Sequence[str],
+    attention: Attention,
+) -> MapWorkload:
+    """What was asked for, the rest by default: a chat, as far as the model's positions go.
+
+    Raises:
+        RequestError: an image or a video that cannot be read.
+    """
+    from devmap_cli.mapfile import MapWorkload
+
+    room = spec.max_positions or DEFAULT_PROMPT_TOKENS + DEFAULT_MAX_NEW_TOKENS
+    new = max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, max(1, (room - (prompt_tokens or 0)) // 2))
+    return MapWorkload(
+        batch_size=batch_size,
+        prompt_tokens=prompt_tokens or max(1, min(DEFAULT_PROMPT_TOKENS, room - new)),
+        max_new_tokens=new,
+        images=tuple(map(parse_image, images)),
+        videos=tuple(map(parse_video, videos)),
+        attention=attention.value,
+    )

@@ -1,0 +1,123 @@
+"""Whether a placement holds what its run takes, and how much each device is short of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.device import Device
+from devmap_cli.devices.runtime import runtime_overhead_bytes
+from devmap_cli.planning.nouns import MemoryBreakdown, Placement
+from devmap_cli.planning.profile import Profile
+from devmap_cli.simulation.memory import DeviceRehearsal
+from devmap_cli.simulation.replay import UNLIMITED_BYTES, Replay, Seat, replay
+
+_MARGIN_BYTES = 4 << 20
+"""What an allocator of PyTorch may reserve more or less for the same requests in another order: two small segments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What devices lack, in bytes, none where all fits; `memory` is what they take, as far as it is known better than
+    by adding up blocks."""
+
+    missing: Mapping[Device, int]
+    memory: Mapping[Device, MemoryBreakdown]
+
+
+class Judge(Protocol):
+    """Tells of a placement whether it runs within budgets."""
+
+    def verdict(self, placement: Placement, budgets: Budgets) -> Verdict:
+        """What devices lack."""
+
+
+class Arithmetic:
+    """Adds up what blocks need: what the main device computes for offloaded blocks shows only in a placement."""
+
+    def verdict(self, placement: Placement, budgets: Budgets) -> Verdict:
+        """What the main device lacks."""
+        main = placement.main_device
+        over = placement.memory(main).peak_bytes - budgets.get(main)
+        return Verdict({main: over} if over > 0 and main in budgets.devices else {}, {})
+
+
+class Replaying:
+    """Plays the trace of a profile to the allocators of a placement's devices."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+
+    def verdict(self, placement: Placement, budgets: Budgets) -> Verdict:
+        """What each accelerator lacks for all phases of the run."""
+        main = placement.main_device
+        at_first_sight = Arithmetic().verdict(placement, budgets)
+        if at_first_sight.missing or not main.is_accelerator:
+            return at_first_sight
+        devices = [device for device in budgets.devices if device in placement.devices and device.is_accelerator]
+        seats = [
+            Seat(devices.index(place)) if place.is_accelerator else Seat(devices.index(main), is_offloaded=True)
+            for place in placement.devices
+        ]
+        capacities = [_capacity(budgets, device) for device in devices]
+        unlimited = replay(self._profile.trace, seats, [UNLIMITED_BYTES] * len(devices))
+        if all(_most_reserved(seen) <= capacity for seen, capacity in zip(unlimited.devices, capacities, strict=True)):
+            return Verdict({}, _memory(placement, budgets, devices, unlimited))
+        limited = replay(self._profile.trace, seats, capacities)
+        if limited.failure is None:
+            return Verdict({}, _memory(placement, budgets, devices, limited))
+        missing = {
+            device: over
+            for device, seen, capacity in zip(devices, unlimited.devices, capacities, strict=True)
+            if (over := max(seen.allocated_bytes.values()) - capacity) > 0
+        }
+        return Verdict(missing or {devices[limited.failure.device]: _MARGIN_BYTES}, {})
+
+
+class Rehearsing:
+    """Has the model's own code run with a placement that another judge lets pass.
+
+    Args:
+        first: the other judge.
+        missing: gives what each device lacks for a placement, in bytes.
+    """
+
+    def __init__(self, first: Judge, missing: Callable[[Placement], Mapping[Device, int]]) -> None:
+        self._first = first
+        self._missing = missing
+
+    def verdict(self, placement: Placement, budgets: Budgets) -> Verdict:
+        """What either of the two says is missing."""
+        verdict = self._first.verdict(placement, budgets)
+        return verdict if verdict.missing else replace(verdict, missing=self._missing(placement))
+
+
+def _capacity(budgets: Budgets, device: Device) -> int:
+    budget = budgets.get(device)
+    return max(0, budget - runtime_overhead_bytes(device.kind, budget) - min(_MARGIN_BYTES, budget >> 8))
+
+
+def _most_reserved(seen: DeviceRehearsal) -> int:
+    return max(memory.reserved_bytes for memory in seen.phases.values())
+
+
+def _memory(
+    placement: Placement, budgets: Budgets, devices: list[Device], played: Replay
+) -> dict[Device, MemoryBreakdown]:
+    weights: dict[Device, int] = {}
+    for block, place in zip(placement.blocks, placement.devices, strict=True):
+        weights[place] = weights.get(place, 0) + block.weights_bytes
+    memory = {}
+    for device, seen in zip(devices, played.devices, strict=True):
+        peak = seen.peak
+        held = weights.get(device, 0)
+        rounding = peak.weights_bytes - held
+        memory[device] = MemoryBreakdown(
+            weights_bytes=held,
+            kv_cache_bytes=peak.kv_cache_bytes,
+            activation_bytes=peak.activation_bytes,
+            overhead_bytes=peak.overhead_bytes + rounding + runtime_overhead_bytes(device.kind, budgets.get(device)),
+        )
+    return memory

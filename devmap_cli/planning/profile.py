@@ -1,0 +1,156 @@
+"""What the blocks of a model need for one workload, as one rehearsal with each block on a device of its own showed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from devmap_cli.planning.nouns import Block
+from devmap_cli.planning.speed import Handover
+from devmap_cli.simulation.allocator import MIN_BLOCK_BYTES
+from devmap_cli.simulation.trace import Event, Trace
+from devmap_cli.simulation.work import Work
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A trace, and how its blocks are made of the blocks that a model is cut into.
+
+    Args:
+        trace: the allocations of `groups`.
+        groups: for each block of the trace the numbers of the model's blocks in it: more than one where the model's
+            code needs them on one device.
+        work: for each phase what each block of the trace has to do.
+        assumptions: what the rehearsal had to assume.
+    """
+
+    trace: Trace
+    groups: tuple[tuple[int, ...], ...]
+    work: Mapping[str, tuple[Work, ...]]
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def shared_bytes(self) -> int:
+        """What every device takes once for all its blocks: the matrix library's workspace, and rounding."""
+        once = {
+            (event, size)
+            for events in self.trace.phases.values()
+            for event, _, size in events
+            if event in (Event.WORKSPACE, Event.ONCE)
+        }
+        lost = sum(_rounded(size) - size for _, size in self.trace.weights)
+        return sum(_rounded(size) for _, size in once) + lost
+
+    def blocks(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
+        """The blocks to place: those of the model, put together as `groups` says, with what they need."""
+        needs = _Needs(self.trace)
+        return tuple(
+            needs.added_to(_joined([blocks[index] for index in group]), number)
+            for number, group in enumerate(self.groups)
+        )
+
+    def handovers(self) -> tuple[Handover, ...]:
+        """What blocks of the trace get of each other."""
+        totals: dict[tuple[int, int, str], list[int]] = {}
+        blocks: list[int] = []
+        for phase, events in self.trace.phases.items():
+            source = None
+            for event, first, second in events:
+                if event == Event.COPY:
+                    source = blocks[first]
+                elif event in (Event.ALLOCATE, Event.WORKSPACE, Event.ONCE):
+                    blocks.append(first)
+                    if source is not None and source != first:
+                        total = totals.setdefault((source, first, phase), [0, 0])
+                        total[0] += second
+                        total[1] += 1
+                    source = None
+        return tuple(Handover(*key, num_bytes, num_copies) for key, (num_bytes, num_copies) in totals.items())
+
+    def to_document(self) -> dict[str, Any]:
+        """The profile as plain data."""
+        return {
+            "trace": self.trace.to_document(),
+            "groups": self.groups,
+            "work": {
+                phase: [[work.flops, work.bytes_moved, work.num_kernels] for work in works]
+                for phase, works in self.work.items()
+            },
+            "assumptions": self.assumptions,
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Profile:
+        """Back from `to_document`."""
+        return cls(
+            trace=Trace.from_document(document["trace"]),
+            groups=tuple(map(tuple, document["groups"])),
+            work={phase: tuple(Work(*numbers) for numbers in works) for phase, works in document["work"].items()},
+            assumptions=tuple(document["assumptions"]),
+        )
+
+
+def _joined(blocks: Sequence[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    return Block(
+        fqns=tuple(fqn for block in blocks for fqn in block.fqns),
+        weights_bytes=sum(block.weights_bytes for block in blocks),
+        kv_cache_bytes=sum(block.kv_cache_bytes for block in blocks),
+        streamed_bytes=max(block.streamed_bytes for block in blocks),
+    )
+
+
+class _Needs:
+    """What each block of a trace had at most, with all others elsewhere."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._load = trace.merged_bytes
+        self._peaks: dict[str, list[int]] = {}
+        self._kv_cache: dict[str, list[int]] = {}
+        in_use = [0] * trace.num_blocks
+        live: dict[int, tuple[int, int]] = {
+            -index: (block, _rounded(size)) for index, (block, size) in enumerate(trace.weights, start=1)
+        }
+        number = 0
+        for phase, events in trace.phases.items():
+            peaks, kept = list(in_use), [0] * trace.num_blocks
+            for event, first, second in events:
+                if event == Event.ALLOCATE:
+                    size = _rounded(second)
+                    live[number] = first, size
+                    in_use[first] += size
+                    peaks[first] = max(peaks[first], in_use[first])
+                    number += 1
+                elif event == Event.FREE:
+                    block, size = live.pop(first, (0, 0))
+                    in_use[block] -= size
+                elif event in (Event.WORKSPACE, Event.ONCE):
+                    number += 1
+                elif event == Event.CACHED:
+                    block, size = live[first]
+                    kept[block] += size
+            self._peaks[phase], self._kv_cache[phase] = peaks, kept
+        self._left = in_use
+
+    def added_to(self, block: Block, number: int) -> Block:
+        """`block` with what block `number` of the trace needs."""
+        last = DECODE if DECODE in self._peaks else PREFILL
+        left = max(0, self._left[number])  # weights that were unpacked for good
+        kv_cache = self._kv_cache[last][number] + left
+        prompt_kv_cache = self._kv_cache[PREFILL][number] + left
+        return replace(
+            block,
+            kv_cache_bytes=kv_cache,
+            transient_bytes=max(0, self._peaks[last][number] - kv_cache),
+            load_transient_bytes=self._load[number],
+            prompt_kv_cache_bytes=prompt_kv_cache,
+            prompt_transient_bytes=max(0, self._peaks[PREFILL][number] - prompt_kv_cache),
+        )
+
+
+def _rounded(num_bytes: int) -> int:
+    return -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES

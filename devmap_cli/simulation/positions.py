@@ -1,0 +1,49 @@
+"""The positions that a model has, and those that a workload needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from devmap_cli.mapfile import MapWorkload
+
+_MOST_OFFSET = 8
+"""Rows that a table of positions may have beyond the positions, as OPT's has 2."""
+
+
+def usual_prompt_tokens(model: Any, usual: int, max_new_tokens: int) -> int:
+    """`usual`, or fewer where the model has no positions for them and `max_new_tokens` more."""
+    limit = num_positions(model)
+    if limit is None:
+        return usual
+    new = max_new_tokens if model.can_generate() and not model.config.is_encoder_decoder else 0
+    return max(1, min(usual, limit - new))
+
+
+def num_positions(model: Any) -> int | None:
+    """How many tokens the model was made for; None where its config does not say."""
+    config = model.config.get_text_config(decoder=True)
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+
+
+def positions_needed(model: Any, workload: MapWorkload, *, takes_text: bool) -> int:
+    """The longest sequence that `workload` makes; a prompt that is no text takes none."""
+    prompt = workload.prompt_tokens if takes_text else 0
+    if not model.can_generate():
+        return prompt
+    if model.config.is_encoder_decoder:
+        return max(prompt, workload.max_new_tokens)
+    return prompt + workload.max_new_tokens
+
+
+def table_of_positions(model: Any, limit: int) -> str | None:
+    """The module with one row for each of `limit` positions, or None."""
+    from torch import nn
+
+    tokens = model.get_input_embeddings()
+    tables = (
+        name for name, module in model.named_modules() if isinstance(module, nn.Embedding) and module is not tokens
+    )
+    sizes = ((name, model.get_submodule(name).num_embeddings) for name in tables)
+    return next((name for name, size in sizes if limit <= size <= limit + _MOST_OFFSET), None)

@@ -1,0 +1,233 @@
+"""Plays a trace to the allocators of a placement: what each device would hold, without running the model again.
+
+The allocators are those of a rehearsal, and get the same requests in the same order. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from devmap_cli.simulation.allocator import Block, CachingAllocator
+from devmap_cli.simulation.memory import AllocatorOutOfMemoryError, DeviceRehearsal, PhaseMemory
+from devmap_cli.simulation.trace import Event, Trace
+
+UNLIMITED_BYTES = 1 << 50
+"""Capacity of a device that is to show what a run takes, not whether it fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a block computes, by the number of the device, and whether its weights are only brought there to do so."""
+
+    device: int
+    is_offloaded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFailure:
+    """The device that ran out of memory, the phase, and the module that held weights last."""
+
+    device: int
+    phase: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What the devices held, as far as memory sufficed."""
+
+    devices: tuple[DeviceRehearsal, ...]
+    failure: ReplayFailure | None = None
+
+
+def replay(trace: Trace, seats: Sequence[Seat], capacities: Sequence[int]) -> Replay:
+    """What devices of `capacities` (bytes) hold with block i of `trace` on `seats[i]`."""
+    return _Player(trace, seats, capacities).play()
+
+
+class _Shared:
+    """Memory in use, until all that counts as it is freed."""
+
+    __slots__ = ("block", "device", "num_uses")
+
+    def __init__(self, device: int, block: Block) -> None:
+        self.device = device
+        self.block = block
+        self.num_uses = 1
+
+
+class _Player:
+    def __init__(self, trace: Trace, seats: Sequence[Seat], capacities: Sequence[int]) -> None:
+        self._trace = trace
+        self._seats = seats
+        self._devices = [seat.device for seat in seats]
+        self._allocators = [CachingAllocator(capacity) for capacity in capacities]
+        self._weights = [0] * len(capacities)
+        self._workspaces = [0] * len(capacities)
+        self._kv_cache: Counter[tuple[str, int]] = Counter()
+        self._made_once: set[tuple[int, int]] = set()
+        self._streamed: dict[int, list[tuple[CachingAllocator, Block]]] = {}
+        self._live: dict[int, _Shared] = {}
+        self._source: _Shared | None = None
+        self._count = 0
+        self._phase = "load"
+        self._module = ""
+        self._device = 0
+
+    def play(self) -> Replay:
+        """Load, then all phases."""
+        failure = None
+        scope = ExitStack()
+        try:
+            with scope:
+                self._enter(scope, "load")
+                self._load()
+                for phase, events in self._trace.phases.items():
+                    self._enter(scope, phase)
+                    self._run(events)
+        except AllocatorOutOfMemoryError:
+            failure = ReplayFailure(self._device, self._phase, self._module)
+        return Replay(tuple(self._report(index) for index in range(len(self._allocators))), failure)
+
+    def _enter(self, scope: ExitStack, phase: str) -> None:
+        scope.close()
+        self._phase = phase
+        for allocator in self._allocators:
+            scope.enter_context(allocator.phase(phase))
+
+    # ------------------------------------------------------------------ loading
+
+    def _load(self) -> None:
+        """As from_pretrained does: memory for all weights of a device in one piece, then they, then what it merges."""
+        totals: Counter[int] = Counter()
+        for block, num_bytes in self._trace.weights:
+            if self._is_here(block):
+                totals[self._devices[block]] += num_bytes
+        for device, num_bytes in totals.items():
+            self._give_back(device, num_bytes)
+        for number, (block, num_bytes) in enumerate(self._trace.weights, start=1):
+            if self._is_here(block) and (taken := self._take(self._devices[block], num_bytes)) is not None:
+                self._live[-number] = _Shared(self._devices[block], taken)
+        self._merge()
+        for block, num_bytes in self._trace.buffers:
+            if not self._is_here(block):
+                self._take(self._devices[block], num_bytes)
+        self._weights = [allocator.use.allocated_bytes for allocator in self._allocators]
+
+    def _merge(self) -> None:
+        merged: dict[int, int] = {}
+        for block, num_bytes in enumerate(self._trace.merged_bytes):
+            if num_bytes and self._is_here(block):
+                device = self._devices[block]
+                merged[device] = max(merged.get(device, 0), num_bytes)
+        for device, num_bytes in merged.items():
+            self._give_back(device, num_bytes)
+
+    def _is_here(self, block: int) -> bool:
+        return not self._seats[block].is_offloaded
+
+    def _take(self, device: int, num_bytes: int) -> Block | None:
+        self._device = device
+        return self._allocators[device].allocate(num_bytes) if num_bytes else None
+
+    def _give_back(self, device: int, num_bytes: int) -> None:
+        block = self._take(device, num_bytes)
+        if block is not None:
+            self._allocators[device].free(block)
+
+    # ------------------------------------------------------------------ running
+
+    def _run(self, events: Sequence[tuple[int, int, int]]) -> None:
+        allocate, free = int(Event.ALLOCATE), int(Event.FREE)
+        rare = {
+            Event.COPY: self._copy,
+            Event.WORKSPACE: self._open_matmul_library,
+            Event.ONCE: self._make_once,
+            Event.ENTER: self._bring,
+            Event.LEAVE: self._drop,
+            Event.CACHED: self._cache,
+        }
+        for event, first, second in events:
+            if event == allocate:
+                self._allocate(self._devices[first], second)
+            elif event == free:
+                self._free(first)
+            else:
+                rare[Event(event)](first, second)
+
+    def _allocate(self, device: int, num_bytes: int) -> None:
+        source, self._source = self._source, None
+        if source is not None and source.device == device:
+            source.num_uses += 1
+        else:
+            self._device = device
+            source = _Shared(device, self._allocators[device].allocate(num_bytes))
+        self._live[self._count] = source
+        self._count += 1
+
+    def _free(self, number: int) -> None:
+        shared = self._live.pop(number, None)
+        if shared is not None:
+            shared.num_uses -= 1
+            if not shared.num_uses:
+                self._allocators[shared.device].free(shared.block)
+
+    def _copy(self, number: int, _: int) -> None:
+        self._source = self._live.get(number)
+
+    def _open_matmul_library(self, block: int, num_bytes: int) -> None:
+        device = self._devices[block]
+        self._count += 1
+        if not self._workspaces[device]:
+            self._take(device, num_bytes)
+            self._workspaces[device] = num_bytes
+
+    def _make_once(self, block: int, num_bytes: int) -> None:
+        device = self._devices[block]
+        self._count += 1
+        if (device, num_bytes) not in self._made_once:
+            self._made_once.add((device, num_bytes))
+            self._take(device, num_bytes)
+
+    def _cache(self, number: int, _: int) -> None:
+        shared = self._live[number]
+        self._kv_cache[self._phase, shared.device] += shared.block.size
+
+    def _bring(self, holder_index: int, _: int) -> None:
+        """A module's weights come to where it computes, if they are elsewhere."""
+        holder = self._trace.holders[holder_index]
+        self._module = holder.fqn
+        seat = self._seats[holder.block]
+        if seat.is_offloaded:
+            allocator = self._allocators[seat.device]
+            brought = self._streamed.setdefault(holder_index, [])
+            self._device = seat.device
+            brought += [(allocator, allocator.allocate(size)) for size in holder.parameter_bytes if size]
+
+    def _drop(self, holder_index: int, _: int) -> None:
+        for allocator, block in self._streamed.pop(holder_index, ()):
+            allocator.free(block)
+
+    # ------------------------------------------------------------------ figures
+
+    def _report(self, index: int) -> DeviceRehearsal:
+        uses = self._allocators[index].phases
+        allocated = {phase: use.allocated_bytes for phase, use in uses.items()}
+        return DeviceRehearsal(
+            index=index,
+            capacity_bytes=self._allocators[index].capacity_bytes,
+            phases={
+                phase: PhaseMemory.of(
+                    use,
+                    weights_bytes=self._weights[index],
+                    kv_cache_bytes=self._kv_cache[phase, index],
+                    workspace_bytes=0 if phase == "load" else self._workspaces[index],
+                )
+                for phase, use in uses.items()
+            },
+            allocated_bytes=allocated,
+            peak_phase=max(allocated, key=lambda phase: allocated[phase]),
+        )

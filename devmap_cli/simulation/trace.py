@@ -1,0 +1,241 @@
+"""The allocations of one rehearsal with every block of a model on a device of its own.
+
+Such a trace says what any other placement of the same blocks would allocate: each block's own allocations, where it
+computes, and a copy of another block's tensor where that one computes elsewhere. `replay` plays it to the allocators
+of a placement. Free of torch: the recorder is told of allocations, and knows them by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import count
+from typing import Any
+
+from devmap_cli.model.names import parent
+
+MAX_DEVICES = 120
+"""PyTorch counts devices in 8 bits, so that of more blocks several share a device."""
+
+
+class Event(IntEnum):
+    """What happens in a trace, each with two numbers."""
+
+    ALLOCATE = 0
+    """By a block, so many bytes."""
+    COPY = 1
+    """The next allocation is a copy of the one with this number: none is made where both blocks are on one device."""
+    WORKSPACE = 2
+    """By a block, so many bytes, once per device: the matrix library's."""
+    ONCE = 7
+    """By a block, so many bytes, once per device: a buffer that its blocks share."""
+    FREE = 3
+    """Of the allocation with this number."""
+    ENTER = 4
+    """Of the holder with this number: its weights come if they are offloaded, and go when it is left."""
+    LEAVE = 5
+    CACHED = 6
+    """The allocation with this number is in the KV cache at the end of the phase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A module that holds tensors itself, by the bytes of each of its parameters; `block` is where it belongs."""
+
+    fqn: str
+    block: int
+    parameter_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What the blocks of a model allocate, in order.
+
+    Args:
+        num_blocks: how many blocks there are.
+        weights: block and bytes of each tensor in the order of loading, tied ones once.
+        buffers: block and bytes of each buffer, which stay where a block computes even if it is offloaded.
+        merged_bytes: for each block the largest of its weights that transformers makes of several of the checkpoint.
+        holders: the modules whose weights are brought one by one where they are offloaded.
+        phases: name and events of each phase after loading; allocations are numbered from 0 through all phases, those
+            of `weights` from -1 down.
+    """
+
+    num_blocks: int
+    weights: tuple[tuple[int, int], ...]
+    buffers: tuple[tuple[int, int], ...]
+    merged_bytes: tuple[int, ...]
+    holders: tuple[Holder, ...]
+    phases: Mapping[str, tuple[tuple[int, int, int], ...]]
+
+    def to_document(self) -> dict[str, Any]:
+        """The trace as plain data."""
+        return {
+            "num_blocks": self.num_blocks,
+            "weights": [number for pair in self.weights for number in pair],
+            "buffers": [number for pair in self.buffers for number in pair],
+            "merged_bytes": self.merged_bytes,
+            "holders": [[holder.fqn, holder.block, *holder.parameter_bytes] for holder in self.holders],
+            "phases": {name: [number for event in events for number in event] for name, events in self.phases.items()},
+        }
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Trace:
+        """Back from `to_document`."""
+        return cls(
+            num_blocks=document["num_blocks"],
+            weights=_tuples(document["weights"], 2),
+            buffers=_tuples(document["buffers"], 2),
+            merged_bytes=tuple(document["merged_bytes"]),
+            holders=tuple(Holder(fqn, block, tuple(sizes)) for fqn, block, *sizes in document["holders"]),
+            phases={name: _tuples(numbers, 3) for name, numbers in document["phases"].items()},
+        )
+
+
+def _tuples(numbers: Sequence[int], size: int) -> Any:
+    return tuple(zip(*[iter(numbers)] * size, strict=True))
+
+
+class Recorder:
+    """Listens to a machine on which block number i is on device `device_of(i)`.
+
+    Where blocks share a device, an allocation there belongs to the one that was entered last.
+
+    Args:
+        block_of: the number of each block by the names of its modules or tensors.
+    """
+
+    def __init__(self, block_of: Mapping[str, int]) -> None:
+        self._block_of = block_of
+        self.num_blocks = 1 + max(block_of.values(), default=-1)
+        self._current = {self.device_of(block): block for block in range(self.num_blocks - 1, -1, -1)}
+        self._is_shared = self.num_blocks > MAX_DEVICES
+        self._holders: dict[str, int] = {}
+        self._named_holders: list[Holder] = []
+        self._weights: list[tuple[int, int]] = []
+        self._buffers: list[tuple[int, int]] = []
+        self._merged = [0] * self.num_blocks
+        self._phases: dict[str, list[tuple[int, int, int]]] = {}
+        self._events: list[tuple[int, int, int]] | None = None
+        self._blocks: list[int] = []
+        self._once: set[int] = set()
+
+    @staticmethod
+    def device_of(block: int) -> int:
+        """The device that a block is on."""
+        return block % MAX_DEVICES
+
+    def device_map(self) -> dict[str, int | str]:
+        """The map of the rehearsal to listen to."""
+        return {fqn: self.device_of(block) for fqn, block in self._block_of.items()}
+
+    def block_of(self, name: str) -> int | None:
+        """The block of a module or tensor; None for what is in none."""
+        while name and name not in self._block_of:
+            name = parent(name)
+        return self._block_of.get(name)
+
+    def block_on(self, device: int) -> int:
+        """The block that a device is used by now."""
+        return self._current[device]
+
+    # ------------------------------------------------------------------ while loading
+
+    def weight(self, name: str, num_bytes: int, *, is_buffer: bool, is_merged: bool) -> int | None:
+        """A weight was loaded that is not tied to an earlier one; gives the number of its allocation, from -1 down."""
+        block = self.block_of(name)
+        if block is None:
+            return None
+        self._weights.append((block, num_bytes))
+        if is_buffer:
+            self._buffers.append((block, num_bytes))
+        if is_merged:
+            self._merged[block] = max(self._merged[block], num_bytes)
+        return -len(self._weights)
+
+    def holder(self, fqn: str, parameter_bytes: Sequence[int]) -> None:
+        """A module holds parameters itself, tied ones too."""
+        block = self.block_of(fqn)
+        if block is not None and parameter_bytes:
+            self._holders[fqn] = len(self._named_holders)
+            self._named_holders.append(Holder(fqn, block, tuple(parameter_bytes)))
+
+    # ------------------------------------------------------------------ while running
+
+    def phase(self, name: str) -> None:
+        """What follows belongs to phase `name`."""
+        self._events = self._phases.setdefault(name, [])
+
+    def stop(self) -> None:
+        """What follows is no part of the run."""
+        self._events = None
+
+    def allocated(
+        self, device: int, num_bytes: int, copy_of: int | None = None, *, is_workspace: bool = False
+    ) -> int | None:
+        """A device allocated, perhaps for a copy; gives the allocation's number, None where it is not recorded."""
+        if self._events is None:
+            return None
+        if copy_of is not None:
+            self._events.append((Event.COPY, copy_of, 0))
+        block = self._current[device]
+        self._blocks.append(block)
+        self._events.append((Event.WORKSPACE if is_workspace else Event.ALLOCATE, block, num_bytes))
+        return len(self._blocks) - 1
+
+    def freed(self, number: int | None) -> None:
+        """An allocation is no more."""
+        if self._events is not None and number is not None:
+            self._events.append((Event.FREE, number, 0))
+
+    def entered(self, fqn: str) -> None:
+        """A module's forward begins."""
+        if self._is_shared and fqn in self._block_of:
+            block = self._block_of[fqn]
+            self._current[self.device_of(block)] = block
+        if self._events is not None and fqn in self._holders:
+            self._events.append((Event.ENTER, self._holders[fqn], 0))
+
+    def left(self, fqn: str) -> None:
+        """A module's forward ends."""
+        if self._events is not None and fqn in self._holders:
+            self._events.append((Event.LEAVE, self._holders[fqn], 0))
+
+    def working_for(self, number: int | None) -> None:
+        """What a device allocates next is for the block of an earlier allocation."""
+        if self._is_shared and number is not None and number >= 0:
+            block = self._blocks[number]
+            self._current[self.device_of(block)] = block
+
+    def once(self, number: int | None) -> None:
+        """An allocation is a buffer that is made once on each device, for all blocks there."""
+        if number is not None:
+            self._once.add(number)
+
+    def cached(self, numbers: Iterable[int]) -> None:
+        """These allocations are the KV cache now."""
+        if self._events is not None:
+            self._events += [(Event.CACHED, number, 0) for number in sorted(numbers)]
+
+    def trace(self) -> Trace:
+        """All that was recorded."""
+        return Trace(
+            num_blocks=self.num_blocks,
+            weights=tuple(self._weights),
+            buffers=tuple(self._buffers),
+            merged_bytes=tuple(self._merged),
+            holders=tuple(self._named_holders),
+            phases=self._marked_phases(),
+        )
+
+    def _marked_phases(self) -> dict[str, tuple[tuple[int, int, int], ...]]:
+        """The events, with what is made once per device marked as that."""
+        numbers = count()
+        allocations = (Event.ALLOCATE, Event.WORKSPACE)
+
+        def marked(event: tuple[int, int, int]) -> tuple[int, int, int]:
+            is_once = event[0] in allocations and next(numbers) in self._once
+            return (Event.ONCE, *event[1:]) if is_once else event
+
+        return {name: tuple(map(marked, events)) for name, events in self._phases.items()}

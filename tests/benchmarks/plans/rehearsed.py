@@ -1,0 +1,337 @@
+"""Random plans for random workloads: none may run out of memory in a rehearsal, and none be refused without need."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate, combinations_with_replacement, islice, pairwise, permutations
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.device import CPU, Device
+from devmap_cli.devices.runtime import CUDA_RUNTIME_BYTES, runtime_overhead_bytes
+from devmap_cli.errors import RequestError
+from devmap_cli.mapfile import MapWorkload
+from devmap_cli.model.spec import ModelSpec
+from devmap_cli.planning.blocks import device_map_of
+from devmap_cli.planning.nouns import Infeasible, Placement
+from devmap_cli.planning.pace import Pace
+from devmap_cli.planning.planner import PlanRequest, make_plan
+from devmap_cli.planning.profile import Profile
+from devmap_cli.planning.profiling import Profiler
+from devmap_cli.planning.strategies import STRATEGIES
+from devmap_cli.simulation.memory import DeviceRehearsal
+from devmap_cli.simulation.replay import UNLIMITED_BYTES, Replay, Seat, replay
+from tests.benchmarks.plans.beside import CONFIGS
+from tests.support.toys import write_toy
+
+if TYPE_CHECKING:
+    from devmap_cli.simulation.rehearsal import Rehearsal
+
+PLANS_PER_WORKLOAD = 4
+TOLERANCE = 0.005
+"""How far what a profile tells of a device may be above what a rehearsal does."""
+MAX_CUTS = 150
+"""So many ways to cut a refused model are tried, those with the evenest weights and as many drawn by lot."""
+MAX_SHOWN = 10
+_LONG = {"max_position_embeddings": 16_384}
+TOYS: dict[str, dict[str, Any]] = {
+    "qwen2": {"hidden_size": 256, "intermediate_size": 768, "vocab_size": 8000, "num_hidden_layers": 12, **_LONG},
+    "gpt2": {"n_embd": 128, "n_layer": 6, "n_positions": 10_000, "vocab_size": 2000},
+    "opt": {"hidden_size": 192, "ffn_dim": 512, "num_hidden_layers": 5, **_LONG},
+    "mixtral": {"hidden_size": 128, "num_hidden_layers": 6, **_LONG},
+    "gemma3": {"vocab_size": 16_000, **_LONG},
+    "qwen3_next": _LONG,
+    "t5": {"d_model": 128, "num_layers": 4, "decoder_start_token_id": 0},
+}
+CORPUS = (
+    "Qwen__Qwen2.5-0.5B",
+    "Qwen__Qwen2.5-7B",
+    "Qwen__Qwen2.5-VL-7B-Instruct",
+    "Qwen__Qwen3-1.7B",
+    "Qwen__Qwen3-8B-FP8",
+    "google__gemma-2-2b",
+    "google__gemma-3-1b-it",
+    "meta-llama__Llama-3.1-8B-Instruct",
+    "meta-llama__Meta-Llama-3.1-8B",
+    "mistralai__Mistral-7B-v0.1",
+    "HuggingFaceTB__SmolLM-1.7B",
+    "TheBloke__Llama-2-7B-GPTQ",
+    "microsoft__Phi-3-mini-128k-instruct",
+)
+
+
+@dataclass
+class Job:
+    """A model with a workload, what it takes on one device, and its profile."""
+
+    name: str
+    spec: ModelSpec
+    model: Any
+    workload: MapWorkload
+    profile: Profile
+    peak_bytes: int
+
+
+@dataclass
+class Tally:
+    """What came of all plans."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    broken: Counter[str] = field(default_factory=Counter)
+    told: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+def run(console: Console, seed: int, num_cases: int, case: int | None) -> bool:
+    """Print what came of the plans; False where what must hold does not."""
+    tally = Tally()
+    job: Job | None = None
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in range(num_cases) if case is None else [case]:
+            if number % PLANS_PER_WORKLOAD == 0 or case is not None:
+                job = _job(number // PLANS_PER_WORKLOAD, seed, Path(scratch), tally)
+            if job is None:
+                tally.counts["not planned: the workload cannot be rehearsed"] += 1
+                continue
+            strategy, budgets = _asked(job, Random(f"{seed} plan {number}"))
+            for broken in _judged(job, strategy, budgets, tally, Random(f"{seed} cuts {number}")):
+                kind = broken.partition(":")[0]
+                tally.broken[kind] += 1
+                if tally.broken[kind] <= MAX_SHOWN:
+                    sizes = {str(device): size for device, size in budgets}
+                    again = f"python -m tests.benchmarks.plans B --seed {seed} --case {number}"
+                    console.print(
+                        f"{broken}\n  {job.name} {job.workload} {strategy} {sizes}\n  {again}", soft_wrap=True
+                    )
+    console.print(_table(tally))
+    return not tally.broken
+
+
+def _job(number: int, seed: int, scratch: Path, tally: Tally) -> Job | None:
+    """A random model and workload; None where a rehearsal cannot tell what it takes."""
+    from devmap_cli.model.quiet import quiet_libraries
+    from devmap_cli.simulation.rehearsal import rehearse
+    from devmap_cli.simulation.workload import simulated
+
+    random = Random(f"{seed} job {number}")
+    there = [name for name in CORPUS if (CONFIGS / name).is_dir()]
+    name = random.choice(there) if there and random.random() < 0.5 else random.choice(list(TOYS))
+    spec, profiler = _subject(name, scratch)
+    workload = _workload(random, spec.max_positions or 1 << 14)
+    try:
+        profile = profiler.profile(workload)
+    except RequestError as error:
+        tally.counts[f"refused workload: {error}"] += 1
+        return None
+    if profile is None:
+        tally.counts[f"no profile: {profiler.reason}"] += 1
+        return None
+    model = profiler.empty_model()
+    with quiet_libraries():
+        seen = rehearse(model, {"": 0}, simulated(workload), [UNLIMITED_BYTES])
+    if seen.failure is not None:
+        tally.counts[f"no rehearsal: {seen.failure.error}"] += 1
+        return None
+    return Job(name, spec, model, workload, profile, _most_reserved(seen.devices[0]))
+
+
+@cache
+def _subject(name: str, scratch: Path) -> tuple[ModelSpec, Profiler]:
+    from devmap_cli.model.load import load_spec
+
+    folder = write_toy(scratch / name, name, **TOYS[name]) if name in TOYS else CONFIGS / name
+    spec = load_spec(str(folder))
+    return spec, Profiler(spec)
+
+
+def _workload(random: Random, max_tokens: int) -> MapWorkload:
+    new_tokens = random.choice((1, 2, 16, random.randint(3, 512)))
+    return MapWorkload(
+        batch_size=random.choice((1, 1, 2, 4, 8)),
+        prompt_tokens=max(1, min(int(2 ** random.uniform(0, 13)), max_tokens - new_tokens)),
+        max_new_tokens=new_tokens,
+        attention=random.choice(("sdpa", "sdpa", "eager", "flash_attention_2")),
+    )
+
+
+def _asked(job: Job, random: Random) -> tuple[str, Budgets]:
+    """A strategy, and budgets around what the run takes on one device: 0.7 to 2 times that, over 1 to 4 GPUs.
+
+    With a cpu beside them, rather less.
+    """
+    num_gpus = random.randint(1, 4)
+    has_cpu = random.random() < 0.35
+    need = job.peak_bytes + (num_gpus - 1) * job.profile.shared_bytes
+    ranges = ((0.5, 1.1), (0.9, 1.3)) if has_cpu else ((0.7, 1.2), (1, 1.6), (1.2, 2))
+    total = need * random.uniform(*random.choice(ranges))
+    shares = random.choice(([1.0] * num_gpus, [random.uniform(0.4, 1.6) for _ in range(num_gpus)]))
+    budgets = {
+        Device("cuda", index): _with_runtime(int(total * share / sum(shares))) for index, share in enumerate(shares)
+    }
+    if has_cpu:
+        weights = sum(size for _, size in job.profile.trace.weights)
+        budgets[CPU] = int(weights * random.uniform(0.2, 1.5))
+    return random.choice(list(STRATEGIES)), Budgets.of(budgets)
+
+
+def _with_runtime(num_bytes: int) -> int:
+    """The budget of which `num_bytes` are left beside what the driver takes."""
+    return min(num_bytes + CUDA_RUNTIME_BYTES, -(-num_bytes * 8 // 7))
+
+
+def _left(budgets: Budgets) -> list[int]:
+    """What tensors and the allocator's cache may take of each GPU."""
+    return [size - runtime_overhead_bytes(device.kind, size) for device, size in budgets if device.is_accelerator]
+
+
+def _judged(job: Job, strategy: str, budgets: Budgets, tally: Tally, random: Random) -> Iterator[str]:
+    """Plan, count, and tell what must hold and does not."""
+    pace = Pace(job.profile, job.spec.dtype, {})
+    tally.counts["plans"] += 1
+    try:
+        answer = make_plan(job.spec, PlanRequest(strategy, budgets, job.workload), job.profile, pace=pace)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is a case to print
+        yield f"raises: {error!r}"
+        return
+    if isinstance(answer, Infeasible):
+        tally.counts["refused"] += 1
+        if CPU not in budgets.devices:
+            tally.counts["refused, cuts tried by hand"] += 1
+            yield from _missed(job, budgets, tally, random)
+        return
+    if not answer.main_device.is_accelerator:
+        tally.counts["all on cpu"] += 1
+        return
+    tally.counts["fits, some on cpu" if CPU in answer.devices else "fits on the GPUs"] += 1
+    yield from _differences(job, budgets, answer, tally)
+
+
+def _differences(job: Job, budgets: Budgets, placement: Placement, tally: Tally) -> Iterator[str]:
+    """Where a rehearsal of the placement says something else than the plan."""
+    from devmap_cli.model.quiet import quiet_libraries
+    from devmap_cli.simulation.rehearsal import rehearse
+    from devmap_cli.simulation.workload import simulated
+
+    device_map = device_map_of(job.spec, placement)
+    workload, capacities = simulated(job.workload), _left(budgets)
+    with quiet_libraries():
+        unlimited = seen = rehearse(job.model, device_map, workload, [UNLIMITED_BYTES] * len(capacities))
+        if any(_most_reserved(device) > left for device, left in zip(seen.devices, capacities, strict=True)):
+            tally.counts["rehearsed where the allocator has to give back what it keeps"] += 1
+            seen = rehearse(job.model, device_map, workload, capacities)
+    if seen.failure is not None:
+        kind = "out of memory" if unlimited.failure is None else "does not run"
+        yield f"{kind}: {seen.failure.phase} {seen.failure.module} {seen.failure.error}"
+        return
+    played = replay(job.profile.trace, _seats(placement), [UNLIMITED_BYTES] * len(capacities))
+    for device, size in budgets:
+        if device.is_accelerator and device in placement.devices:
+            in_table = placement.memory(device).peak_bytes - runtime_overhead_bytes(device.kind, size)
+            yield from _compared(_Figures(device, in_table, played, unlimited, seen), tally)
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What is told of a device: in the plan's table, by a replay, and by rehearsals without and with its budget."""
+
+    device: Device
+    in_table: int
+    played: Replay
+    unlimited: Rehearsal
+    seen: Rehearsal
+
+
+def _compared(figures: _Figures, tally: Tally) -> Iterator[str]:
+    """Where the profile tells less than a rehearsal or much more."""
+    index = figures.device.index or 0
+    told, device, last = (side.devices[index] for side in (figures.played, figures.unlimited, figures.seen))
+    in_tensors = max(device.allocated_bytes.values())
+    pairs = {
+        "held by tensors": (max(told.allocated_bytes.values()), in_tensors),
+        "reserved": (_most_reserved(told), _most_reserved(device)),
+        "reserved, in the table": (figures.in_table, last.peak.reserved_bytes),
+    }
+    for what, (mine, real) in pairs.items():
+        tally.told[what].append(mine / real - 1)
+        if not real <= mine <= real * (1 + TOLERANCE):
+            yield f"told otherwise than is {what}: {mine} instead of {real} on {figures.device.label}"
+
+
+def _seats(placement: Placement) -> list[Seat]:
+    main = placement.main_device.index or 0
+    return [
+        Seat(device.index or 0) if device.is_accelerator else Seat(main, is_offloaded=True)
+        for device in placement.devices
+    ]
+
+
+def _most_reserved(device: DeviceRehearsal) -> int:
+    return max(memory.reserved_bytes for memory in device.phases.values())
+
+
+def _missed(job: Job, budgets: Budgets, tally: Tally, random: Random) -> Iterator[str]:
+    """A contiguous placement that would have fitted, if one is found by trying them."""
+    left = _left(budgets)
+    weights = [0] * job.profile.trace.num_blocks
+    for block, size in (*job.profile.trace.weights, *job.profile.trace.buffers):
+        weights[block] += size
+    for seats in _candidates(weights, left, random):
+        tally.counts["cuts tried by hand"] += 1
+        played = replay(job.profile.trace, [Seat(device) for device in seats], left)
+        if played.failure is None:
+            room = min(
+                size - max(device.allocated_bytes.values()) for size, device in zip(left, played.devices, strict=True)
+            )
+            yield f"refused though it fits: {room} bytes to spare with {_in_short(seats)}"
+            return
+
+
+def _candidates(weights: Sequence[int], left: Sequence[int], random: Random) -> Iterator[tuple[int, ...]]:
+    """Devices of all blocks, for cuts that leave no device with more weights than fit: the evenest and some others."""
+    ends = [0, *accumulate(weights)]
+    found: list[tuple[float, int, tuple[int, ...]]] = []
+    for order in permutations(range(len(left))) if len(set(left)) > 1 else [tuple(range(len(left)))]:
+        cuts = combinations_with_replacement(range(len(weights) + 1), len(left) - 1)
+        for cut in islice(cuts, 20_000):
+            spans = list(pairwise((0, *cut, len(weights))))
+            uses = [
+                (ends[stop] - ends[start]) / max(1, left[device])
+                for device, (start, stop) in zip(order, spans, strict=True)
+            ]
+            if max(uses) <= 1:
+                seats = [device for device, (a, b) in zip(order, spans, strict=True) for _ in range(b - a)]
+                found.append((max(uses), len(found), tuple(seats)))
+    found.sort()
+    yield from (seats for _, _, seats in found[:MAX_CUTS])
+    yield from (seats for _, _, seats in random.sample(found[MAX_CUTS:], min(MAX_CUTS, len(found[MAX_CUTS:]))))
+
+
+def _in_short(seats: Sequence[int]) -> str:
+    runs: list[list[int]] = []
+    for device in seats:
+        if runs and runs[-1][0] == device:
+            runs[-1][1] += 1
+        else:
+            runs.append([device, 1])
+    return ", ".join(f"{count} on GPU {device}" for device, count in runs)
+
+
+def _table(tally: Tally) -> Table:
+    table = Table("what", "number", title="B: random plans for random workloads, rehearsed")
+    rows: Mapping[str, int] = tally.counts
+    for what, count in sorted(rows.items(), key=lambda item: -item[1]):
+        table.add_row(what[:110], str(count))
+    for what, errors in tally.told.items():
+        span = f"{100 * min(errors):+.3f} to {100 * max(errors):+.3f} %"
+        table.add_row(f"told beside rehearsed: {what} ({len(errors)} figures)", span)
+    for kind, count in tally.broken.items():
+        table.add_row(f"BROKEN: {kind}", str(count))
+    return table

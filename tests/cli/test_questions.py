@@ -1,0 +1,177 @@
+"""What `devmap plan` answers beside a plan: all strategies, how many cards, the largest workload, ways out."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from devmap_cli.planning.strategies import STRATEGIES
+from tests.support.processes import Outcome
+
+MakeToy = Callable[..., Path]
+Run = Callable[..., Outcome]
+# 8 layers of 243 million parameters, an embedding and a head of 131 million: 4.4 GB in 2 bytes
+BILLIONS = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 20_000,
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+@pytest.fixture
+def model(toy: MakeToy) -> Path:
+    """A model of the size that people have."""
+    return toy("qwen2", **BILLIONS)
+
+
+def rerun(devmap: Run, command: str) -> Outcome:
+    """Run a command that a hint gave."""
+    words = shlex.split(command)
+    assert words[0] == "devmap"
+    return devmap(*words[1:])
+
+
+class TestAllStrategies:
+    def test_a_row_for_each_and_no_map(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--gpus", "2xT4", "--strategy", "all")
+        assert (done.exit_code, done.stderr) == (0, "")
+        lines = done.stdout.splitlines()
+        assert "GPU 0 T4" in lines[0]
+        assert "tokens/s" in lines[0]
+        assert [line.split()[0] for line in lines[1 : len(STRATEGIES) + 1]] == list(STRATEGIES)
+        assert not list(Path().iterdir())
+
+    def test_as_data_each_is_what_its_own_plan_says(self, devmap: Run, model: Path) -> None:
+        budgets = ("--max-memory", "0:3.5GB,1:4GB")
+        found = json.loads(devmap("plan", model, *budgets, "--strategy", "all", "--json").stdout)
+        assert found["format"] == "devmap.compare/1"
+        for row in found["strategies"]:
+            alone = json.loads(devmap("plan", model, *budgets, "--strategy", row["strategy"], "--json").stdout)
+            assert [item["peak_bytes"] for item in row["devices"]] == [item["peak_bytes"] for item in alone["devices"]]
+            assert row["highest_use"] == pytest.approx(
+                max(item["peak_bytes"] / item["budget_bytes"] for item in alone["devices"]), abs=1e-4
+            )
+
+    def test_none_fits(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--max-memory", "0:1GB", "--strategy", "all")
+        assert done.exit_code == 1
+        assert done.stdout.count("does not fit") == len(STRATEGIES)
+
+    def test_it_writes_nothing_so_output_is_refused(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--max-memory", "0:9GB", "--strategy", "all", "-o", "map.json")
+        assert done.exit_code == 2
+        assert "--strategy balanced" in done.stderr
+
+
+class TestHowMany:
+    def test_fewer_are_not_enough(self, devmap: Run, model: Path) -> None:
+        heavy = ("--batch-size", "8", "--dtype", "float16")
+        done = devmap("plan", model, "--gpus", "P4", "--how-many", *heavy)
+        assert done.exit_code == 0
+        (line,) = (line for line in done.stdout.splitlines() if "needed" in line)
+        count, _, rest = line.partition(" × ")
+        card = rest.partition(" needed")[0]
+        assert int(count) > 1
+        devices = json.loads(Path("map.json").read_text())["devices"]
+        assert len(devices) == int(count)
+        again = ("plan", model, "--gpus", f"{int(count) - 1}x{card}", *heavy)
+        assert devmap(*again, "-o", "no.json").exit_code == 1
+
+    @pytest.mark.parametrize(
+        ("options", "hint"),
+        [(["--how-many"], "--gpus T4 --how-many"), (["--gpus", "T4,A10", "--how-many"], "--gpus 'T4'")],
+    )
+    def test_one_kind_of_card_is_needed(self, devmap: Run, toy: MakeToy, options: list[str], hint: str) -> None:
+        done = devmap("plan", toy("qwen2"), *options)
+        assert done.exit_code == 2
+        assert hint in done.stderr
+
+
+class TestSolve:
+    def test_the_longest_prompt(self, devmap: Run, model: Path) -> None:
+        budgets = ("--max-memory", "0:3.5GB,1:3.5GB")
+        done = devmap("plan", model, *budgets, "--solve", "context")
+        assert done.exit_code == 0
+        (line,) = (line for line in done.stdout.splitlines() if "at most" in line)
+        tokens = json.loads(Path("map.json").read_text())["workload"]["prompt_tokens"]
+        assert line.startswith(f"{tokens:,} tokens of prompt at most: GPU ")
+        more = int(line.split(" binds, ")[1].split(" need ")[0].replace(",", ""))
+        assert tokens < more <= 1.02 * tokens
+        assert devmap("plan", model, *budgets, "--prompt-tokens", str(more), "-o", "no.json").exit_code == 1
+        assert devmap("check", "--map", "map.json").exit_code == 0
+
+    def test_where_the_model_ends(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--gpus", "H100", "--solve", "context", "--max-new-tokens", "1000")
+        assert "19,000 tokens of prompt at most: the model ends there" in done.stdout
+
+    def test_batch(self, devmap: Run, model: Path) -> None:
+        options = ("--max-memory", "0:8GB", "--prompt-tokens", "512", "--max-new-tokens", "64")
+        assert devmap("plan", model, *options, "--solve", "batch").exit_code == 0
+        size = json.loads(Path("map.json").read_text())["workload"]["batch_size"]
+        assert devmap("plan", model, *options, "--batch-size", str(size + 1), "-o", "no.json").exit_code == 1
+
+    def test_images_need_one(self, devmap: Run, toy: MakeToy) -> None:
+        done = devmap("plan", toy("qwen2_5_vl"), "--max-memory", "0:8GB", "--solve", "images")
+        assert done.exit_code == 2
+        assert "--image 1024x768" in done.stderr
+
+
+class TestWaysOut:
+    def test_each_command_of_the_hint_fits(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--max-memory", "0:4GB", "--prompt-tokens", "1000", "--strategy", "balanced")
+        assert done.exit_code == 1
+        assert "missing" in done.stderr
+        assert not Path("map.json").exists()
+        hint = done.stderr.partition("hint: ")[2].strip()
+        commands = hint.split("; or ")
+        assert any("--quantize nf4" in command for command in commands)
+        assert any("1:4GB" in command for command in commands)
+        assert any("cpu:" in command for command in commands)
+        for command in commands:
+            assert rerun(devmap, command).exit_code == 0, command
+
+    def test_a_shorter_prompt(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--max-memory", "0:6.5GB", "--prompt-tokens", "16000", "--no-offload", "--json")
+        assert done.exit_code == 1
+        ways = json.loads(done.stdout)["ways_out"]
+        assert "--prompt-tokens" in ways[0]
+        assert rerun(devmap, ways[0]).exit_code == 0
+        assert not any("cpu:" in way for way in ways)
+
+    def test_one_more_card(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--gpus", "RTX 3060 12GB", "--batch-size", "20")
+        assert done.exit_code == 1
+        assert "--gpus '2xRTX 3060 12GB'" in done.stderr.partition("hint: ")[2]
+
+    def test_bfloat16_on_a_card_before_ampere(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--gpus", "T4", "--prompt-tokens", "8000")
+        assert done.exit_code == 1
+        assert "--dtype float16" in done.stderr
+
+
+def test_workload_options_reach_the_map(devmap: Run, toy: MakeToy) -> None:
+    options = ("--image", "64x32", "--image", "32x32", "--prompt-tokens", "100", "--attention", "eager")
+    done = devmap("plan", toy("qwen2_5_vl"), "--max-memory", "0:200MB", *options, "--json")
+    workload = json.loads(done.stdout)["workload"]
+    assert workload["images"] == [[32, 64], [32, 32]]
+    assert (workload["attention"], workload["prompt_tokens"]) == ("eager", 100)
+
+
+def test_the_default_prompt_is_no_longer_than_the_model(devmap: Run, toy: MakeToy) -> None:
+    done = devmap("plan", toy("qwen2"), "--max-memory", "0:100MB", "--json")
+    workload = json.loads(done.stdout)["workload"]
+    assert workload["prompt_tokens"] + workload["max_new_tokens"] == 256
