@@ -13,6 +13,7 @@ from devmap_cli.devices.device import DEVICES_HINT, Device, DeviceError
 from devmap_cli.errors import RequestError, SurroundingsError
 from devmap_cli.files import atomic_write
 from devmap_cli.model.dtypes import DTYPE_HINT, is_floating
+from devmap_cli.model.kv_dtypes import AUTO, KV_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +41,10 @@ class MapModel:
 
 @dataclass(frozen=True, slots=True)
 class MapWorkload:
-    """What a map was planned for; `images` are (height, width) in pixels, `videos` (height, width, frames)."""
+    """What a map was planned for; `images` are (height, width) in pixels, `videos` (height, width, frames).
+
+    `kv_dtype` is what the KV cache is kept in, one of `KV_DTYPES`.
+    """
 
     batch_size: int = 1
     prompt_tokens: int = 1
@@ -48,9 +52,10 @@ class MapWorkload:
     images: tuple[tuple[int, int], ...] = ()
     attention: str = "sdpa"
     videos: tuple[tuple[int, int, int], ...] = ()
+    kv_dtype: str = AUTO
 
     def to_document(self) -> dict[str, Any]:
-        """The workload as plain data; `videos` only where there are some."""
+        """The workload as plain data; `videos` only where there are some, `kv_dtype` where it is not auto."""
         return {
             "batch_size": self.batch_size,
             "prompt_tokens": self.prompt_tokens,
@@ -58,6 +63,7 @@ class MapWorkload:
             "images": [list(size) for size in self.images],
             **({"videos": [list(size) for size in self.videos]} if self.videos else {}),
             "attention": self.attention,
+            **({"kv_dtype": self.kv_dtype} if self.kv_dtype != AUTO else {}),
         }
 
 
@@ -179,6 +185,16 @@ def check_attention(name: str, where: str) -> None:
     """
     if name not in ATTENTIONS and "/" not in name:
         raise RequestError(f"{where}: {name!r} is no attention of transformers", f"one of {', '.join(ATTENTIONS)}")
+
+
+def check_kv_dtype(name: str, where: str) -> None:
+    """Refuse what no KV cache is kept in.
+
+    Raises:
+        RequestError: naming `where` it stands.
+    """
+    if name not in KV_DTYPES:
+        raise RequestError(f"{where}: a KV cache is not kept in {name!r}", f"one of {', '.join(KV_DTYPES)}")
 
 
 def write_map(document: MapFile, path: str | Path) -> None:
@@ -377,6 +393,8 @@ def _map_model(found: _Field) -> MapModel:
 def _map_workload(found: _Field) -> MapWorkload:
     attention = found["attention"]
     check_attention(attention.text(), attention.where)
+    kv_dtype = found["kv_dtype"] if "kv_dtype" in found.value else _Field(AUTO, found.where)
+    check_kv_dtype(kv_dtype.text(), kv_dtype.where)
     return MapWorkload(
         batch_size=found["batch_size"].whole(1),
         prompt_tokens=found["prompt_tokens"].whole(1),
@@ -384,6 +402,7 @@ def _map_workload(found: _Field) -> MapWorkload:
         images=tuple(_image(size) for size in found["images"].items()),
         attention=attention.text(),
         videos=tuple(_video(size) for size in found["videos"].items()) if "videos" in found.value else (),
+        kv_dtype=kv_dtype.text(),
     )
 
 

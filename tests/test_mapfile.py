@@ -66,6 +66,8 @@ def changed(name: str, field: str, value: object) -> dict[str, Any]:
     [
         (("model", "dtype", "nope"), "'dtype' is 'nope', which is no floating-point dtype"),
         (("workload", "attention", "nope"), "'nope' is no attention of transformers"),
+        (("workload", "kv_dtype", "int3"), "'kv_dtype': a KV cache is not kept in 'int3'"),
+        (("workload", "kv_dtype", 4), "is 4, not a printable text"),
         (("workload", "batch_size", 10**30), "'batch_size' is more than anything has"),
     ],
 )

@@ -80,4 +80,4 @@ COMP_WORDS=(devmap in); COMP_CWORD=1; COMPREPLY=(); $function devmap in devmap; 
 
 
 def test_strategy_choices_are_the_planners() -> None:
-    assert [choice.value for choice in Strategy] == list(STRATEGIES)
+    assert [choice.value for choice in Strategy] == [*STRATEGIES, "all"]

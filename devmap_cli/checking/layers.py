@@ -8,31 +8,13 @@ from typing import TYPE_CHECKING
 from devmap_cli.checking.findings import Finding, listing
 from devmap_cli.devices.device import CPU
 from devmap_cli.model.names import is_ancestor, owner, parent
-from devmap_cli.model.quantization.scheme import quantization_in_map
+from devmap_cli.model.quantization.scheme import NO_KERNELS, OFF_GPU, quantization_in_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from devmap_cli.devices.device import Device
     from devmap_cli.model.spec import ModelSpec
-
-_NO_KERNELS = "its kernels run on GPUs only"
-_REFUSED = "transformers refuses such a map"
-_OFF_GPU = {
-    "awq": _NO_KERNELS,
-    "gptq": _NO_KERNELS,
-    "bitsandbytes": f"{_REFUSED} unless llm_int8_enable_fp32_cpu_offload is set, which keeps the module in 32 bits",
-    "bitnet": _REFUSED,
-    "eetq": _REFUSED,
-    "higgs": _REFUSED,
-    "hqq": _REFUSED,
-    "quanto": _REFUSED,
-}
-"""What becomes of a map with cpu or disk, by `quant_method`.
-
-Source: `validate_environment` of transformers' quantizers; for AWQ and GPTQ, the kernels that gptqmodel has for a model
-that is spread over devices.
-"""
 
 
 def check_layers(device_map: Mapping[str, Device], spec: ModelSpec) -> tuple[Finding, ...]:
@@ -70,15 +52,15 @@ def quantized_off_gpu(device_map: Mapping[str, Device], spec: ModelSpec) -> Iter
     """Parts of a quantized model where they cannot run."""
     quantization = quantization_in_map(spec.quantization)
     method = quantization.method if quantization else ""
-    consequence = _OFF_GPU.get(method)
+    consequence = OFF_GPU.get(method)
     devices = set(device_map.values())
     is_spread = any(device.is_accelerator for device in devices)
-    if consequence is None or devices == {CPU} or (consequence == _NO_KERNELS and not is_spread):
+    if consequence is None or devices == {CPU} or (consequence == NO_KERNELS and not is_spread):
         return
     places = _places(device_map, spec)
     for key, device in device_map.items():
         holds_layers = any(is_ancestor(key, fqn) or is_ancestor(fqn, key) for fqn in places)
-        if not device.is_accelerator and (holds_layers or consequence != _NO_KERNELS):
+        if not device.is_accelerator and (holds_layers or consequence != NO_KERNELS):
             yield Finding(
                 "quantized-on-cpu",
                 "error",

@@ -12,6 +12,8 @@ from devmap_cli.checking.findings import any_error
 from devmap_cli.checking.forecast import PHASES, Copy, DeviceForecast, Forecast, Move, PhasePeak, allocatable_bytes
 from devmap_cli.checking.layers import quantized_off_gpu
 from devmap_cli.checking.lengths import check_length
+from devmap_cli.errors import first_line
+from devmap_cli.model.kv_dtypes import AUTO, refusal
 from devmap_cli.model.names import owner
 from devmap_cli.simulation.asking import inputs_for
 from devmap_cli.simulation.workload import simulated
@@ -172,8 +174,18 @@ class _Trial:
             return replace(told, remedy=remedy)
         if self._rehearse({"": 0}, [_UNLIMITED_BYTES]).failure is None:
             return self._told(rehearsal, (diagnosis.run_fails(self._scene, failure),), stopped_in)
+        self._refuse_kv_dtype(failure)
         finding = diagnosis.not_rehearsed(self._scene, failure)
         return self.skipped("its code does not get through a rehearsal on one device either", (finding,))
+
+    def _refuse_kv_dtype(self, failure: Failure) -> None:
+        """Refuse a quantized cache that the model's code does not go with, which it does without."""
+        rehearser, workload = self._rehearser, self._rehearser.workload
+        if workload.kv_dtype == AUTO:
+            return
+        plain = _Trial(replace(rehearser, workload=replace(workload, kv_dtype=AUTO)), self._scene.device_map)
+        if plain._rehearse({"": 0}, [_UNLIMITED_BYTES]).failure is None:
+            raise refusal(rehearser.spec.model_id, workload.kv_dtype, first_line(failure.error))
 
     def _remedy(self, rehearsal: Rehearsal, failure: Failure) -> tuple[Move, ...]:
         """Moves with which the run gets through: of those tried, each one with which it gets further than before."""

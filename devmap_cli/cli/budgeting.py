@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
     from devmap_cli.units import Amount
+
+_MXFP4_CAPABILITY = (7, 5)
 
 
 def cards_from_option(gpus: str | None) -> dict[Device, Card]:
@@ -26,6 +28,11 @@ def cards_from_option(gpus: str | None) -> dict[Device, Card]:
     from devmap_cli.devices.cards import parse_gpus
 
     return parse_gpus(gpus)
+
+
+def have_mxfp4_kernels(cards: Collection[Card]) -> bool:
+    """Whether all of `cards` have kernels for MXFP4, by `validate_environment` of transformers' quantizer."""
+    return bool(cards) and all((card.compute_capability or (0, 0)) >= _MXFP4_CAPABILITY for card in cards)
 
 
 def budgets_from_options(

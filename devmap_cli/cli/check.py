@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from devmap_cli.cli.options import DtypeOption, Json, QuantizeOption, Revision, TrustRemoteCode
-from devmap_cli.cli.workload import DEFAULT_PROMPT_TOKENS, Images, Videos, parse_image, parse_video
+from devmap_cli.cli.workload import (
+    DEFAULT_PROMPT_TOKENS,
+    Images,
+    KvDtype,
+    MapsKvDtypeOption,
+    Videos,
+    parse_image,
+    parse_video,
+)
 from devmap_cli.errors import EXIT_NO, RequestError
+from devmap_cli.model.kv_dtypes import AUTO
 
 if TYPE_CHECKING:
     from devmap_cli.checking.check import CheckReport, Repair
@@ -53,6 +62,7 @@ def check(
         str | None,
         typer.Option("--attention", metavar="NAME", help="sdpa, eager or flash_attention_2 [default: the map's]."),
     ] = None,
+    kv_dtype: MapsKvDtypeOption = None,
     max_memory: Annotated[
         str | None,
         typer.Option(
@@ -84,7 +94,7 @@ def check(
     target = _target(map_path, output, fix=fix, as_json=as_json)
     images, videos = tuple(map(parse_image, image or ())), tuple(map(parse_video, video or ()))
     document = read_map(map_path)
-    workload = _workload(document, prompt_tokens, max_new_tokens, batch_size, images, videos, attention)
+    workload = _workload(document, prompt_tokens, max_new_tokens, batch_size, images, videos, attention, kv_dtype)
     budgets = _budgets(document, max_memory)
     spec = _spec(
         document,
@@ -137,6 +147,7 @@ def _workload(
     images: tuple[tuple[int, int], ...],
     videos: tuple[tuple[int, int, int], ...],
     attention: str | None,
+    kv_dtype: KvDtype | None,
 ) -> MapWorkload:
     """What was asked for, else the map's own, else what `plan` takes."""
     from devmap_cli.mapfile import MapWorkload
@@ -155,6 +166,7 @@ def _workload(
         images=images or planned.images,
         videos=videos or planned.videos,
         attention=attention or planned.attention,
+        kv_dtype=kv_dtype.value if kv_dtype else planned.kv_dtype,
     )
 
 
@@ -194,6 +206,7 @@ def _spec(
         dtype=dtype,
         quantize=quantize,
         trust_remote_code=trust_remote_code,
+        has_kernels=bool(named and (named.quantization or {}).get("has_kernels")),
     )
 
 
@@ -252,6 +265,7 @@ def _plan_command(rehearser: Rehearser, dtype: str | None, *, trust_remote_code:
         "--prompt-tokens": workload.prompt_tokens,
         "--max-new-tokens": workload.max_new_tokens,
         "--batch-size": workload.batch_size if workload.batch_size > 1 else None,
+        "--kv-dtype": workload.kv_dtype if workload.kv_dtype != AUTO else None,
     }
     said = [f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
     trusted = ["--trust-remote-code"] if trust_remote_code else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from devmap_cli.cli.budgeting import budgets_from_options, cards_from_option
+from devmap_cli.cli.budgeting import budgets_from_options, cards_from_option, have_mxfp4_kernels
 from devmap_cli.cli.options import DtypeOption, Json, Model, QuantizeOption, Revision, Strategy, TrustRemoteCode
 from devmap_cli.cli.planning import Planning
 from devmap_cli.cli.questions import (
@@ -19,7 +19,17 @@ from devmap_cli.cli.questions import (
     solve_for,
     solve_note,
 )
-from devmap_cli.cli.workload import Attention, BatchSize, Images, MaxNewTokens, PromptTokens, Videos, workload_for
+from devmap_cli.cli.workload import (
+    Attention,
+    BatchSize,
+    Images,
+    KvDtype,
+    KvDtypeOption,
+    MaxNewTokens,
+    PromptTokens,
+    Videos,
+    workload_for,
+)
 from devmap_cli.errors import RequestError
 
 if TYPE_CHECKING:
@@ -86,6 +96,7 @@ def plan(
     image: Images = None,
     video: Videos = None,
     attention: Annotated[Attention, typer.Option("--attention", help="How attention is computed.")] = Attention.sdpa,
+    kv_dtype: KvDtypeOption = KvDtype.auto,
     solve: Annotated[
         Solve | None, typer.Option("--solve", help="Find the largest prompt, batch or number of images that fits.")
     ] = None,
@@ -129,6 +140,7 @@ def plan(
         dtype=dtype.value if dtype else None,
         quantize=quantize.value if quantize else None,
         trust_remote_code=trust_remote_code,
+        has_kernels=have_mxfp4_kernels(cards.values()),
     )
     workload = workload_for(
         spec,
@@ -138,9 +150,12 @@ def plan(
         images=image or (),
         videos=video or (),
         attention=attention,
+        kv_dtype=kv_dtype,
     )
-    request = PlanRequest(strategy.value, budgets, workload, pins, gpu_weights, weights_only)
     planning = Planning(spec, cards, trust_remote_code=trust_remote_code)
+    if prompt_tokens is None:
+        workload = planning.with_room_for_media(workload)
+    request = PlanRequest(strategy.value, budgets, workload, pins, gpu_weights, weights_only)
     if strategy is Strategy.all:
         compare_strategies(planning, request, as_json=as_json)
         return
@@ -159,6 +174,7 @@ def plan(
             "--image": image,
             "--video": video,
             "--attention": [attention.value] if attention is not Attention.sdpa else [],
+            "--kv-dtype": [kv_dtype.value] if kv_dtype is not KvDtype.auto else [],
             "--dtype": [dtype.value] if dtype else [],
             "--quantize": [quantize.value] if quantize else [],
             "--revision": [revision] if revision else [],

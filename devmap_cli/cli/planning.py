@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from devmap_cli.planning.planner import PlanRequest
     from devmap_cli.planning.profile import Profile
     from devmap_cli.planning.profiling import Profiler
+
+
+_QUESTION_TOKENS = 256
+_MUCH = 4
+"""Activations are named where they take one part in so many of a device, or more."""
 
 
 class Planning:
@@ -62,6 +68,32 @@ class Planning:
 
         rehearser = Rehearser(self._profiler.model, self.spec, request.workload, dict(request.budgets))
         return make_plan(self.spec, request, profile, Assurance(rehearser).missing, pace)
+
+    def with_room_for_media(self, workload: MapWorkload) -> MapWorkload:
+        """`workload` with a prompt that has room for its images and videos, and for a question about them.
+
+        Raises:
+            RequestError: the model cannot take them.
+        """
+        if not workload.images and not workload.videos:
+            return workload
+        tokens = self._made_profiler().media_tokens(workload) + _QUESTION_TOKENS
+        return replace(workload, prompt_tokens=max(workload.prompt_tokens, tokens))
+
+    def largest_activation(self, request: PlanRequest) -> str | None:
+        """The block that needs most beside what stays, in words; None where that is little beside the budgets."""
+        profile = self.profile(request)
+        accelerators = request.budgets.accelerators
+        if profile is None or not accelerators:
+            return None
+        from devmap_cli.planning.blocks import blocks_of
+        from devmap_cli.units import format_bytes
+
+        block = max(profile.blocks(blocks_of(self.spec, 0, 1)), key=lambda block: block.largest_transient_bytes)
+        largest = max(request.budgets[device] for device in accelerators)
+        if _MUCH * block.largest_transient_bytes < largest:
+            return None
+        return f"{block.fqns[0]} alone needs {format_bytes(block.largest_transient_bytes)} for activations"
 
     def with_weights(self, *, dtype: str | None = None, quantize: str | None = None) -> Planning:
         """The same for the model's weights in another dtype, or quantized while they are loaded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -15,6 +15,7 @@ from devmap_cli.cli import fail
 from devmap_cli.devices.budgets import Budgets
 from devmap_cli.devices.device import CPU, Device
 from devmap_cli.errors import EXIT_NO, DevmapError
+from devmap_cli.model.kv_dtypes import QUANTIZED
 from devmap_cli.planning.nouns import Infeasible, Placement
 from devmap_cli.units import format_bytes
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20, "B": 1}
 _MAX_WAYS = 4
 _MOST_HALVINGS = 4
+_MORE_PERCENT = (0, 2, 5, 10, 20)
 _LEAST_PROMPT_TOKENS = 64
 _BFLOAT16_CAPABILITY = (8, 0)
+_SMALLER_KV_DTYPE = "int4"
 _QUANTIZABLE_KINDS = ("cuda", "xpu")
 
 
@@ -47,6 +50,10 @@ class Given:
         named = {f"--{name.replace('_', '-')}": (value,) for name, value in changes.items()}
         return replace(self, options={**self.options, **named})
 
+    def having_lists(self, **changes: tuple[str, ...]) -> Given:
+        """The same with other values of options that are repeated."""
+        return replace(self, options={**self.options, **{f"--{name}": values for name, values in changes.items()}})
+
     def command(self, model: str, budgets: Budgets) -> str:
         """The command with these options and budgets."""
         words = ["devmap plan", shlex.quote(model), _as_options(budgets, self.gpus)]
@@ -61,10 +68,12 @@ def refuse(answer: Infeasible, planning: Planning, request: PlanRequest, given: 
     if as_json:
         typer.echo(json.dumps({**infeasible_document(answer), "ways_out": ways}, indent=2))
     place = f" on {answer.device.label}" if answer.device else ""
-    message = (
-        f"{planning.spec.model_id} does not fit{place}: needed {format_bytes(answer.needed_bytes)}, "
-        f"budget {format_bytes(answer.budget_bytes)}, missing {format_bytes(answer.missing_bytes)}: {answer.reason}"
-    )
+    needed, budget = format_bytes(answer.needed_bytes), format_bytes(answer.budget_bytes)
+    missing = f"missing {format_bytes(answer.missing_bytes)}"
+    if answer.device is None and answer.grow_device is not None:
+        missing = f"{missing} on {answer.grow_device.label} alone"
+    reason = "; ".join(filter(None, (answer.reason, planning.largest_activation(request))))
+    message = f"{planning.spec.model_id} does not fit{place}: needed {needed}, budget {budget}, {missing}: {reason}"
     raise typer.Exit(fail(EXIT_NO, message, "; or ".join(ways) or "give more memory or another device"))
 
 
@@ -86,19 +95,38 @@ def _ways_out(answer: Infeasible, planning: Planning, request: PlanRequest, give
     """Commands that fit, the cheapest change first."""
     model = planning.spec.model_id
     if not request.weights_only:
-        for tokens in _shorter(request.workload.prompt_tokens):
-            shorter = replace(request, workload=replace(request.workload, prompt_tokens=tokens))
-            if _fits(planning, shorter):
-                yield given.having(prompt_tokens=str(tokens)).command(model, request.budgets)
-                break
+        yield from _lighter_workloads(planning, request, given)
     for option, value in _smaller_weights(planning, request):
         if _fits(planning.with_weights(**{option: value}), request):
             yield given.having(**{option: value}).command(model, request.budgets)
-    for budgets, gpus in _larger(answer, request.budgets, given.gpus):
+    for choices in _larger(answer, request.budgets, given.gpus):
+        yield from islice(_those_that_fit(planning, request, given, choices), 1)
+
+
+def _those_that_fit(
+    planning: Planning, request: PlanRequest, given: Given, choices: Iterable[tuple[Budgets, str | None]]
+) -> Iterator[str]:
+    for budgets, gpus in choices:
         if budgets.tiers and not request.budgets.tiers and "--no-offload" in given.options:
             continue
         if _fits(planning, replace(request, budgets=budgets)):
-            yield replace(given, gpus=gpus).command(model, budgets)
+            yield replace(given, gpus=gpus).command(planning.spec.model_id, budgets)
+
+
+def _lighter_workloads(planning: Planning, request: PlanRequest, given: Given) -> Iterator[str]:
+    model, workload = planning.spec.model_id, request.workload
+    for tokens in _shorter(workload.prompt_tokens):
+        if _fits(planning, replace(request, workload=replace(workload, prompt_tokens=tokens))):
+            yield given.having(prompt_tokens=str(tokens)).command(model, request.budgets)
+            break
+    if _bits(workload.kv_dtype) > _bits(_SMALLER_KV_DTYPE) and _fits(
+        planning, replace(request, workload=replace(workload, kv_dtype=_SMALLER_KV_DTYPE))
+    ):
+        yield given.having(kv_dtype=_SMALLER_KV_DTYPE).command(model, request.budgets)
+    for fewer, changes in _less_to_see(request):
+        if _fits(planning, fewer):
+            yield given.having_lists(**changes).command(model, request.budgets)
+            break
 
 
 def _fits(planning: Planning, request: PlanRequest) -> bool:
@@ -116,6 +144,27 @@ def _shorter(prompt_tokens: int) -> Iterator[int]:
             yield prompt_tokens
 
 
+def _bits(kv_dtype: str) -> int:
+    return QUANTIZED[kv_dtype].nbits or 8 if kv_dtype in QUANTIZED else 16
+
+
+def _less_to_see(request: PlanRequest) -> Iterator[tuple[PlanRequest, dict[str, tuple[str, ...]]]]:
+    """Half of the frames of each video and of the images, a quarter and so on, with the options that say so."""
+    workload = request.workload
+    images, videos = workload.images, workload.videos
+    for _ in range(_MOST_HALVINGS):
+        if len(images) < 2 and all(frames < 4 for _, _, frames in videos):
+            return
+        images = images[: -(-len(images) // 2)]
+        videos = tuple((height, width, -(-frames // 2)) for height, width, frames in videos)
+        changes = {
+            "image": tuple(f"{width}x{height}" for height, width in images),
+            "video": tuple(f"{width}x{height}x{frames}" for height, width, frames in videos),
+        }
+        changed = replace(request, workload=replace(workload, images=images, videos=videos))
+        yield changed, {name: values for name, values in changes.items() if values}
+
+
 def _smaller_weights(planning: Planning, request: PlanRequest) -> Iterator[tuple[str, str]]:
     """Options that load the weights with fewer bits, or in a type that old GPUs have fused attention for."""
     spec = planning.spec
@@ -127,16 +176,20 @@ def _smaller_weights(planning: Planning, request: PlanRequest) -> Iterator[tuple
         yield "quantize", "nf4"
 
 
-def _larger(answer: Infeasible, budgets: Budgets, gpus: str | None) -> Iterator[tuple[Budgets, str | None]]:
-    """Budgets to try, with the --gpus for them: RAM for all that is missing, one more GPU, more on one device."""
+def _larger(answer: Infeasible, budgets: Budgets, gpus: str | None) -> Iterator[list[tuple[Budgets, str | None]]]:
+    """Budgets to try, with the --gpus for them: RAM for all that is missing, one more GPU, more on one device.
+
+    Of each the smallest is taken that fits: what the allocator loses to holes is not among the missing bytes.
+    """
     sizes, reserved = dict(budgets), dict(budgets.reserved)
     if not budgets.tiers:
-        yield Budgets.of({**sizes, CPU: _rounded_up(answer.needed_bytes)}, reserved), gpus
+        yield [(Budgets.of({**sizes, CPU: _rounded_up(answer.needed_bytes)}, reserved), gpus)]
     if budgets.accelerators:
-        yield from _one_more(budgets, gpus)
+        yield list(_one_more(budgets, gpus))
     if gpus is None and answer.grow_device is not None:
-        grown = _rounded_up(sizes.get(answer.grow_device, 0) + answer.missing_bytes)
-        yield Budgets.of({**sizes, answer.grow_device: grown}, reserved), None
+        enough = sizes.get(answer.grow_device, 0) + answer.missing_bytes
+        grown = [_rounded_up(enough * (100 + percent) // 100) for percent in _MORE_PERCENT]
+        yield [(Budgets.of({**sizes, answer.grow_device: size}, reserved), None) for size in grown]
 
 
 def _one_more(budgets: Budgets, gpus: str | None) -> Iterator[tuple[Budgets, str | None]]:

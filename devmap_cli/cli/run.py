@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from devmap_cli.cli.options import Json, TrustRemoteCode
+from devmap_cli.cli.workload import MapsKvDtypeOption
 from devmap_cli.errors import RequestError, SurroundingsError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def run(
         str | None,
         typer.Option("--attention", metavar="NAME", help="sdpa, eager, flash_attention_2 … [default: the map's]."),
     ] = None,
+    kv_dtype: MapsKvDtypeOption = None,
     offload_folder: Annotated[
         Path | None,
         typer.Option("--offload-folder", metavar="FOLDER", help="Keep offloaded weights there [default: temporary]."),
@@ -82,6 +84,7 @@ def run(
         seed=seed,
         batch_size=batch_size,
         attention=attention,
+        kv_dtype=kv_dtype.value if kv_dtype else None,
         offload_folder=offload_folder,
         trust_remote_code=trust_remote_code,
     )

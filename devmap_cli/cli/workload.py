@@ -28,6 +28,16 @@ class Attention(str, Enum):
     flash_attention_2 = "flash_attention_2"
 
 
+class KvDtype(str, Enum):
+    """What a KV cache is kept in: the names of `model.kv_dtypes.KV_DTYPES`."""
+
+    auto = "auto"
+    fp8 = "fp8"
+    int8 = "int8"
+    int4 = "int4"
+    int2 = "int2"
+
+
 PromptTokens = Annotated[
     int | None,
     typer.Option("--prompt-tokens", min=1, help="Length of the prompt [default: 2048, or less where the model ends]."),
@@ -48,6 +58,16 @@ Videos = Annotated[
         metavar="WxHxFRAMES",
         help="A video in the prompt: pixels, and the frames that the model sees; repeatable.",
     ),
+]
+
+
+_KV_DTYPE_HELP = (
+    "What the KV cache is kept in: auto is the model's dtype. To run, int8 needs the package hqq, int4 and int2 need "
+    "optimum-quanto (with nvcc on NVIDIA GPUs), fp8 needs none"
+)
+KvDtypeOption = Annotated[KvDtype, typer.Option("--kv-dtype", help=f"{_KV_DTYPE_HELP}.")]
+MapsKvDtypeOption = Annotated[
+    KvDtype | None, typer.Option("--kv-dtype", help=f"{_KV_DTYPE_HELP} [default: the map's, or auto].")
 ]
 
 
@@ -85,6 +105,7 @@ def workload_for(
     images: Sequence[str],
     videos: Sequence[str],
     attention: Attention,
+    kv_dtype: KvDtype = KvDtype.auto,
 ) -> MapWorkload:
     """What was asked for, the rest by default: a chat, as far as the model's positions go.
 
@@ -102,4 +123,5 @@ def workload_for(
         images=tuple(map(parse_image, images)),
         videos=tuple(map(parse_video, videos)),
         attention=attention.value,
+        kv_dtype=kv_dtype.value,
     )

@@ -43,6 +43,17 @@ class Budgets:
         left = tuple((device, max(0, size - kept.get(device, 0))) for device, size in self.by_device)
         return Budgets(left, self.reserved)
 
+    def without_tiers(self) -> Budgets:
+        """The budgets of the accelerators alone."""
+        return Budgets(tuple((device, size) for device, size in self.by_device if device.is_accelerator), self.reserved)
+
+    def more(self, device: Device, num_bytes: int) -> Budgets:
+        """These budgets with `num_bytes` more on one device."""
+        return Budgets(
+            tuple((other, size + num_bytes if other == device else size) for other, size in self.by_device),
+            self.reserved,
+        )
+
     def whole(self, device: Device) -> int:
         """All that the process may take on `device`, in bytes: what is placed into and what is reserved."""
         return self.get(device) + dict(self.reserved).get(device, 0)

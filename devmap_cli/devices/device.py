@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 ACCELERATOR_KINDS = ("cuda", "xpu", "npu", "mps", "sim")
@@ -69,3 +70,18 @@ class Device:
 
 CPU = Device("cpu")
 DISK = Device("disk")
+
+
+def main_device(devices: Iterable[Device]) -> Device:
+    """The device that computes for what is on cpu and disk: an accelerator among `devices`, else cpu.
+
+    accelerate's `dispatch_model` takes what comes first in a set of the map's values: for numbers below eight that is
+    the smallest. For names it is any; the smallest is taken here.
+    """
+    accelerators = [device for device in devices if device.is_accelerator]
+    if not accelerators:
+        return CPU
+    values = {device.map_value: device for device in accelerators}
+    if any(isinstance(value, str) for value in values):
+        return min(accelerators)
+    return values[next(iter(set(values)))]

@@ -21,10 +21,12 @@ def load_spec(
     dtype: str | None = None,
     quantize: str | None = None,
     trust_remote_code: bool = False,
+    has_kernels: bool = False,
 ) -> ModelSpec:
     """Describe MODEL (a hub id or a folder with config.json) as it would be loaded in `dtype` (None: its own).
 
     `quantize` is one of `quantization.scheme.SCHEMES`: what bitsandbytes is to make of its weights.
+    `has_kernels` says that the devices have kernels for MXFP4, so that it stays packed.
 
     Raises:
         RequestError: no such model, one that transformers cannot build, or one that is quantized already.
@@ -32,10 +34,10 @@ def load_spec(
     """
     reference = resolve(model, revision)
     modelopt = modelopt_text(reference.folder)
-    quantization = quantization_of(reference.config, modelopt, quantize)
+    quantization = quantization_of(reference.config, modelopt, quantize, has_kernels=has_kernels)
     if reference.has_remote_code and trust_remote_code:
         return describe(reference, dtype, quantization, trust_remote_code=True)  # its code may change: not cached
-    key = key_of(reference.config_text, dtype, _stored_dtype(reference), quantize, modelopt)
+    key = key_of(reference.config_text, dtype, _stored_dtype(reference), quantize, modelopt, has_kernels)
     cached = read_spec(key)
     if cached is not None:
         return replace(cached, model_id=reference.location, revision=_commit(reference))

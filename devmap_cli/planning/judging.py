@@ -61,19 +61,24 @@ class Replaying:
             Seat(devices.index(place)) if place.is_accelerator else Seat(devices.index(main), is_offloaded=True)
             for place in placement.devices
         ]
-        capacities = [_capacity(budgets, device) for device in devices]
+        rooms = [_room(budgets, device) for device in devices]
+        margins = [_margin(budgets, device) for device in devices]
+        capacities = [max(0, room - margin) for room, margin in zip(rooms, margins, strict=True)]
         unlimited = replay(self._profile.trace, seats, [UNLIMITED_BYTES] * len(devices))
         if all(_most_reserved(seen) <= capacity for seen, capacity in zip(unlimited.devices, capacities, strict=True)):
             return Verdict({}, _memory(placement, budgets, devices, unlimited))
         limited = replay(self._profile.trace, seats, capacities)
         if limited.failure is None:
-            return Verdict({}, _memory(placement, budgets, devices, limited))
+            whole = replay(self._profile.trace, seats, rooms)
+            seen = whole if whole.failure is None else limited
+            return Verdict({}, _memory(placement, budgets, devices, seen))
         missing = {
             device: over
             for device, seen, capacity in zip(devices, unlimited.devices, capacities, strict=True)
             if (over := max(seen.allocated_bytes.values()) - capacity) > 0
         }
-        return Verdict(missing or {devices[limited.failure.device]: _MARGIN_BYTES}, {})
+        short = limited.failure.device
+        return Verdict(missing or {devices[short]: max(1, margins[short])}, {})
 
 
 class Rehearsing:
@@ -94,9 +99,15 @@ class Rehearsing:
         return verdict if verdict.missing else replace(verdict, missing=self._missing(placement))
 
 
-def _capacity(budgets: Budgets, device: Device) -> int:
+def _room(budgets: Budgets, device: Device) -> int:
+    """What is left of a budget for PyTorch's allocator."""
     budget = budgets.get(device)
-    return max(0, budget - runtime_overhead_bytes(device.kind, budget) - min(_MARGIN_BYTES, budget >> 8))
+    return budget - runtime_overhead_bytes(device.kind, budget)
+
+
+def _margin(budgets: Budgets, device: Device) -> int:
+    """What of it is kept free, on small devices and with their small blocks less."""
+    return min(_MARGIN_BYTES, budgets.get(device) >> 8)
 
 
 def _most_reserved(seen: DeviceRehearsal) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.device import CPU, Device
+from devmap_cli.devices.device import Device, main_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,8 @@ class Placement:
 
     @property
     def main_device(self) -> Device:
-        """The device that computes for the blocks on cpu and disk: the first accelerator in use, else cpu.
-
-        accelerate brings offloaded weights there layer by layer (`dispatch_model`'s main device).
-        """
-        return next((device for device in self.devices if device.is_accelerator), CPU)
+        """The device that computes for the blocks on cpu and disk."""
+        return main_device(self.devices)
 
     def memory(self, device: Device, *, held_only: bool = False) -> MemoryBreakdown:
         """What `device` takes, by a rehearsal or else by adding up its blocks; no overhead where it holds nothing.

@@ -8,10 +8,11 @@ from fractions import Fraction
 from itertools import count
 
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.device import DISK, Device
+from devmap_cli.devices.device import DISK, Device, main_device
 from devmap_cli.devices.runtime import runtime_overhead_bytes
 from devmap_cli.mapfile import MapDevice, MapFile, MapModel, MapTransfer, MapWorkload
 from devmap_cli.model.cache import package_versions
+from devmap_cli.model.quantization.scheme import needs_accelerator, off_gpu
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
 from devmap_cli.planning.judging import Arithmetic, Judge, Rehearsing, Replaying
@@ -25,6 +26,8 @@ from devmap_cli.planning.transfers import transfers
 _FINENESS = 4096
 """What is kept free grows by at least this part of a budget."""
 _MAX_STREAM_LIMITS = 3
+_MAX_GROWTHS, _GROWTH_FINENESS = 10, 256
+"""How often a budget is tried that is larger, and by which part of it at least, twice as much each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,51 +64,72 @@ def make_plan(
     Raises:
         RequestError: a pin, a weight or the strategy does not go with the model or the budgets.
     """
+    if not request.budgets.accelerators and needs_accelerator(spec.quantization):
+        return _without_accelerator(spec, request)
     if request.weights_only:
-        blocks = tuple(replace(block, streamed_bytes=0) for block in blocks_of(spec, 0, 1))
-        return _Planner(request, apply_pins(blocks, request.pins, spec), {}, Arithmetic(), is_probe=is_probe).plan()
+        blocks = tuple(replace(block, kv_cache_bytes=0, streamed_bytes=0) for block in blocks_of(spec, 0, 1))
+        means = _Means(Arithmetic(), is_probe=is_probe)
+        return _Planner(request, apply_pins(blocks, request.pins, spec), means).plan()
+    only_accelerators = off_gpu(spec.quantization)
+    if only_accelerators is not None and request.budgets.accelerators:
+        request = replace(request, budgets=request.budgets.without_tiers())
     workload = request.workload
     blocks = blocks_of(spec, workload.prompt_tokens + workload.max_new_tokens, workload.batch_size)
-    judge: Judge = Arithmetic()
-    overhead = {
-        device: runtime_overhead_bytes(device.kind, budget)
-        for device, budget in request.budgets
-        if device.is_accelerator
-    }
+    means = _Means(Arithmetic(), shared_bytes=0, pace=pace, is_probe=is_probe)
     if profile is not None:
         blocks = profile.blocks(blocks)
-        judge = Replaying(profile)
-        overhead = {device: size + profile.shared_bytes for device, size in overhead.items()}
+        judge: Judge = Replaying(profile)
         if missing is not None:
             judge = Rehearsing(judge, lambda placement: missing(_device_map(spec, placement)))
-    pinned = apply_pins(blocks, request.pins, spec)
-    return _Planner(request, pinned, overhead, judge, pace, is_probe=is_probe).plan()
+        means = replace(means, judge=judge, shared_bytes=profile.shared_bytes)
+    answer = _Planner(request, apply_pins(blocks, request.pins, spec), means).plan()
+    if isinstance(answer, Infeasible) and only_accelerators is not None:
+        return replace(answer, reason=f"{answer.reason}; {only_accelerators}")
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    """What a planner plans by.
+
+    Args:
+        judge: says whether a placement fits.
+        shared_bytes: what a device takes once for all its blocks; None where that and the runtime don't count.
+        pace: tells how fast a placement is.
+        is_probe: that only whether anything fits is asked.
+    """
+
+    judge: Judge
+    shared_bytes: int | None = None
+    pace: Pace | None = None
+    is_probe: bool = False
+
+    def overhead(self, budgets: Budgets) -> dict[Device, int]:
+        """What each accelerator takes beside its blocks, in bytes."""
+        if self.shared_bytes is None:
+            return {}
+        return {
+            device: runtime_overhead_bytes(device.kind, budget) + self.shared_bytes
+            for device, budget in budgets
+            if device.is_accelerator
+        }
 
 
 class _Planner:
     """Plans, has it judged, and plans again with room kept for what was missing."""
 
-    def __init__(
-        self,
-        request: PlanRequest,
-        blocks: tuple[Block, ...],
-        overhead: Mapping[Device, int],
-        judge: Judge,
-        pace: Pace | None = None,
-        *,
-        is_probe: bool = False,
-    ) -> None:
+    def __init__(self, request: PlanRequest, blocks: tuple[Block, ...], means: _Means) -> None:
         self._request = request
         self._blocks = blocks
-        self._overhead = overhead
-        self._judge = judge
-        self._pace = pace
-        self._is_probe = is_probe
+        self._means = means
+        self._overhead = means.overhead(request.budgets)
 
     def plan(self) -> Placement | Infeasible:
         """Plan, and where this leaves all accelerators empty, offload as `auto` does: it skips blocks at the front."""
         request = self._request
         answer = self._plan_judged(request.strategy)
+        if isinstance(answer, Infeasible):
+            return answer if self._means.is_probe else self._with_enough(answer)
         if isinstance(answer, Placement) and set(answer.devices) == {DISK}:
             return _disk_alone(answer)
         idle = isinstance(answer, Placement) and not any(device.is_accelerator for device in answer.devices)
@@ -113,6 +137,27 @@ class _Planner:
             other = self._plan_judged("auto")
             if isinstance(other, Placement) and any(device.is_accelerator for device in other.devices):
                 return replace(other, strategy=request.strategy)
+        return answer
+
+    def _with_enough(self, answer: Infeasible) -> Infeasible:
+        """The answer with as many bytes missing as are enough for the judge, where some amount is found that is."""
+        device, missing = answer.grow_device, answer.missing_bytes
+        if device is None:
+            return answer
+        means = replace(self._means, is_probe=True)
+        least = self._request.budgets.get(device) // _GROWTH_FINENESS
+        for number in range(_MAX_GROWTHS):
+            request = replace(self._request, budgets=self._request.budgets.more(device, missing))
+            tried = _Planner(request, self._blocks, means).plan()
+            if isinstance(tried, Placement):
+                needed = self._request.budgets.get(device) + missing
+                return replace(
+                    answer,
+                    missing_bytes=missing,
+                    needed_bytes=answer.needed_bytes if answer.device is None else needed,
+                    budget_bytes=answer.budget_bytes if answer.device is None else self._request.budgets.get(device),
+                )
+            missing += max(tried.missing_bytes, least << number)
         return answer
 
     def _plan_judged(self, strategy: str) -> Placement | Infeasible:
@@ -131,12 +176,12 @@ class _Planner:
         return min(placements, key=self._slowness, default=answer)
 
     def _slowness(self, placement: Placement) -> tuple[float, int]:
-        seconds = 0.0 if self._pace is None else self._pace.of(placement).seconds_per_token
+        seconds = 0.0 if self._means.pace is None else self._means.pace.of(placement).seconds_per_token
         return seconds, _offloaded(placement)
 
     def _stream_limits(self) -> list[int]:
         """Sizes of modules up to which blocks may be offloaded, at most a few."""
-        sizes = sorted({block.streamed_bytes for block in self._blocks if block.streamed_bytes})
+        sizes = sorted({block.streamed_bytes for block in self._blocks})
         steps = [
             size
             for size, larger in zip(sizes, [*sizes[1:], None], strict=True)
@@ -153,7 +198,7 @@ class _Planner:
                 budgets,
                 overhead_bytes=overhead,
                 gpu_weights=weights,
-                is_probe=self._is_probe,
+                is_probe=self._means.is_probe,
             )
         return plan_offloading(self._blocks, budgets, stream_limit, overhead_bytes=overhead, gpu_weights=weights)
 
@@ -165,14 +210,14 @@ class _Planner:
         budgets = self._request.budgets
         kept: dict[Device, int] = {}
         if stream_limit is not None:
-            kept[budgets.accelerators[0]] = stream_limit
+            kept[main_device(budgets.accelerators)] = stream_limit
         for number in count():
             answer = self._first_sight(strategy, budgets.less(kept), stream_limit)
             if answer is None:
                 return None
             if isinstance(answer, Infeasible):
                 return _with_kept(answer, kept)
-            verdict = self._judge.verdict(answer, budgets)
+            verdict = self._means.judge.verdict(answer, budgets)
             if not verdict.missing:
                 return replace(answer, budgets=budgets, measured=verdict.memory)
             for device, missing in verdict.missing.items():
@@ -186,6 +231,13 @@ def _offloaded(placement: Placement) -> int:
     """Bytes of weights on cpu and disk."""
     places = zip(placement.blocks, placement.devices, strict=True)
     return sum(block.weights_bytes for block, place in places if not place.is_accelerator)
+
+
+def _without_accelerator(spec: ModelSpec, request: PlanRequest) -> Infeasible:
+    """The answer for weights that need an accelerator where none has a budget."""
+    needed = sum(block.weights_bytes for block in blocks_of(spec, 0, 1))
+    total = sum(size for _, size in request.budgets)
+    return Infeasible(request.strategy, str(off_gpu(spec.quantization)), needed, total, needed)
 
 
 def _with_kept(answer: Infeasible, kept: Mapping[Device, int]) -> Infeasible:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from devmap_cli.errors import RequestError, first_line
 from devmap_cli.model.cache import key_of, read_document, write_document
+from devmap_cli.model.kv_dtypes import AUTO, refusal
 from devmap_cli.planning.blocks import blocks_of
 from devmap_cli.planning.profile import DECODE, PREFILL, Profile
 from devmap_cli.simulation.work import Work
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from devmap_cli.simulation.recording import Recording
 
 _FOLDER = "profiles"
+_MEDIA_FOLDER = "media"
 DEFAULT_COMPUTE_CAPABILITY = (8, 0)
 
 
@@ -67,6 +69,24 @@ class Profiler:
             self.model = empty_model(self.spec, trust_remote_code=self.trust_remote_code)
         return self.model
 
+    def media_tokens(self, workload: MapWorkload) -> int:
+        """How many tokens of a prompt its images and videos take.
+
+        Raises:
+            RequestError: the model cannot take them.
+        """
+        media = {"images": workload.images, "videos": workload.videos}
+        key = None if self.spec.key is None else key_of(self.spec.key, media)
+        document = read_document(_MEDIA_FOLDER, key) if key else None
+        if isinstance(document, dict) and isinstance(document.get("tokens"), int):
+            return int(document["tokens"])
+        from devmap_cli.simulation.asking import tokens_of_media
+
+        tokens = tokens_of_media(self.empty_model(), workload)
+        if key:
+            write_document(_MEDIA_FOLDER, key, {"tokens": tokens})
+        return tokens
+
     def _key(self, workload: MapWorkload) -> str | None:
         if self.spec.key is None:
             return None
@@ -84,8 +104,11 @@ class Profiler:
             try:
                 return _profile(record(model, blocks, simulated(workload), compute_capability=self.compute_capability))
             except Exception as error:  # noqa: BLE001 - model code may raise anything
-                self.reason = first_line(error) or type(error).__name__
-                return None
+                reason = first_line(error) or type(error).__name__
+        if workload.kv_dtype != AUTO and self.profile(replace(workload, kv_dtype=AUTO)) is not None:
+            raise refusal(self.spec.model_id, workload.kv_dtype, reason)
+        self.reason = reason
+        return None
 
     def _check(self, workload: MapWorkload) -> None:
         """Refuse a workload that the model cannot take."""

@@ -37,10 +37,12 @@ def shortage(strategy: str, task: Task, is_feasible: Callable[[Task], bool] | No
         (block.largest_transient_bytes for block in task.blocks), default=0
     )
     total = sum(budget for _, budget in task.budgets)
-    if needed > total:
+    if needed > total and len(task.rooms) > 1:
         reason = "all devices together are too small"
         return Infeasible(strategy, reason, needed, total, missing, None, room.device)
     reason = "the blocks don't divide so that each device stays within its budget"
+    if len(task.rooms) == 1:
+        reason = "it is too small"
     bound = room.budget_bytes
     return Infeasible(strategy, reason, bound + missing, bound, missing, room.device, room.device)
 

@@ -15,7 +15,7 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from devmap_cli.devices.device import CPU, DISK, Device
+from devmap_cli.devices.device import CPU, DISK, Device, main_device
 from devmap_cli.planning.rates import HOP_SECONDS, Rates
 from devmap_cli.simulation.work import Work
 
@@ -146,11 +146,6 @@ def _speed(seconds: Mapping[Device, Sequence[float]], *, is_assumed: bool) -> Sp
     per_token, to_first_token, to_load = totals
     shares = {device: DeviceSpeed(*taken) for device, taken in seconds.items()}
     return Speed(per_token, to_first_token, to_load, shares, is_assumed)
-
-
-def main_device(devices: Iterable[Device]) -> Device:
-    """The device that computes for the blocks on cpu and disk: the first accelerator in use, else cpu."""
-    return next((device for device in devices if device.is_accelerator), CPU)
 
 
 def compute_seconds(work: Work, rates: Rates) -> float:

@@ -27,6 +27,8 @@ STRATEGIES = {
     "fewest": "the fewest accelerators that hold it, then balanced over those",
 }
 _PROBE_STEPS = 150
+_EVEN = ("balanced", "balanced_low_0", "fewest")
+"""Strategies to which it doesn't matter which blocks are offloaded, if some must be: as few bytes as can be."""
 _PLACERS: dict[str, Callable[[Task], list[Run] | None]] = {
     "auto": place_auto,
     "balanced": place_balanced,
@@ -66,6 +68,9 @@ def plan(
     if overfull is not None:
         return overfull
     runs = (_PLACERS[strategy](task) or _somehow(task)) if task.free else []
+    if runs and strategy in _EVEN and (offloaded := _offloaded(task, runs)):
+        window = around_window(task)
+        runs = window if window is not None and _offloaded(task, window) < offloaded else runs
     return (
         shortage(strategy, task, None if is_probe else _is_feasible) if runs is None else task.placement(strategy, runs)
     )
@@ -108,6 +113,11 @@ def _check(strategy: str, budgets: Budgets, weights: Mapping[Device, Fraction], 
         if weight <= 0:
             value = device.map_value
             raise RequestError(f"--weight {value}={weight}: a weight is above 0", f"--weight {value}=0.5")
+
+
+def _offloaded(task: Task, runs: Sequence[Run]) -> int:
+    """Bytes of the blocks that go to cpu and disk."""
+    return sum(task.costs.resident(run.start, run.stop) for run in runs if not run.device.is_accelerator)
 
 
 def _somehow(task: Task, max_steps: int = MAX_STEPS) -> list[Run] | None:

@@ -15,6 +15,7 @@ from devmap_cli.checking.findings import Finding
 from devmap_cli.checking.forecast import DeviceForecast, Forecast, PhasePeak
 from devmap_cli.checking.repair import Change
 from devmap_cli.mapfile import MapWorkload
+from devmap_cli.model.kv_dtypes import AUTO
 from devmap_cli.render.plan import holdings
 from devmap_cli.render.tree import name_ranges
 from devmap_cli.units import format_bytes
@@ -179,9 +180,10 @@ def notes(report: CheckReport, workload: MapWorkload) -> list[str]:
         return [f"not rehearsed, so only weights are known: {forecast.skipped}", *report.notes]
     images = "".join(f" + image {width}x{height}" for height, width in workload.images)
     videos = "".join(f" + video {width}x{height}x{frames}" for height, width, frames in workload.videos)
+    kv_cache = "" if workload.kv_dtype == AUTO else f", KV cache in {workload.kv_dtype}"
     said = [
         f"predicted by a rehearsal of {workload.batch_size} × ({_tokens(forecast, workload)} tokens{images}{videos}), "
-        f"attention {workload.attention}",
+        f"attention {workload.attention}{kv_cache}",
         *_runtime_note(forecast.devices),
     ]
     if forecast.stopped_in is not None:

@@ -50,7 +50,9 @@ class Candidate:
             ],
             "highest_use": round(max(self.uses.values(), default=0.0), 4),
             "hops": placement.num_hops,
-            "seconds_per_token": None if self.speed is None else float(f"{self.speed.seconds_per_token:.3g}"),
+            "seconds_per_token": None
+            if self.speed is None or not self.speed.seconds_per_token
+            else float(f"{self.speed.seconds_per_token:.3g}"),
         }
 
 
@@ -86,5 +88,6 @@ def _cells(candidate: Candidate, devices: Sequence[Device], shown: Sequence[Devi
     if not shown:
         sizes = [f"{format_bytes(min(peaks))} – {format_bytes(max(peaks))}"] if peaks else []
     use = max(candidate.uses.values(), default=0.0)
-    speed = "" if candidate.speed is None else f"{1 / candidate.speed.seconds_per_token:.3g}"
+    seconds = 0.0 if candidate.speed is None else candidate.speed.seconds_per_token
+    speed = f"{1 / seconds:.3g}" if seconds else ""
     return [*sizes, f"{100 * use:.1f} %", str(answer.num_hops), speed]

@@ -165,7 +165,8 @@ class Explanation:
     def _beside_decisions(self, lines: Sequence[_Line]) -> Iterator[Text]:
         """Where a device's peak is not what its last decision left, and why.
 
-        What is offloaded computes on another device, and the blocks of a device may need most in different phases.
+        What is offloaded computes on another device, the blocks of a device may need most in different phases, and the
+        allocator keeps memory that tensors gave back.
         """
         after = {line.device: line.bytes_after for line in lines}
         main = self.placement.main_device
@@ -175,6 +176,8 @@ class Explanation:
                 continue
             if device != main and not device.is_accelerator:
                 why = f"what it holds computes, and keeps its KV cache, on {main.label}"
+            elif peak > decided and all(place.is_accelerator for place in self.placement.devices):
+                why = "what the allocator keeps for later comes on top"
             elif device == main and peak > decided:
                 why = "the KV cache and the passing weights of what is offloaded come on top"
             else:

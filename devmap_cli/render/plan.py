@@ -14,6 +14,7 @@ from rich.text import Text
 
 from devmap_cli.devices.device import Device
 from devmap_cli.mapfile import MapDevice, MapFile, MapWorkload
+from devmap_cli.model.kv_dtypes import AUTO
 from devmap_cli.model.names import owner, parent
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.nouns import Placement
@@ -182,8 +183,9 @@ def plan_notes(
     if weights_only or workload is None:
         notes.append("budgets cap weights alone (--weights-only): KV cache and activations come on top")
     elif reason is not None:
+        kv_cache = "KV cache" if workload.kv_dtype == AUTO else "a KV cache as if it were not quantized"
         notes.append(
-            f"computed for {_workload(workload)}: weights, KV cache, and offloaded weights passing through, as it "
+            f"computed for {_workload(workload)}: weights, {kv_cache}, and offloaded weights passing through, as it "
             f"cannot be rehearsed ({reason}): activations come on top, --reserve keeps room"
         )
     else:
@@ -191,8 +193,7 @@ def plan_notes(
             f"predicted for {_workload(workload)} by a rehearsal of the model's code, the runtime's share included"
         )
         notes += [*_fullest_while_loading(spec, plan), *_bound_by_activations(plan, workload)]
-    notes += _too_long(spec, workload)
-    if workload is not None and spec.max_positions and _longest(workload) > spec.max_positions:
+    if workload is not None and spec.max_positions and _longest(spec, workload) > spec.max_positions:
         notes.append(f"more than the {spec.max_positions:,} tokens that the model was made for")
     by_reason: dict[str, list[str]] = {}
     for device, why in unused:
@@ -225,18 +226,6 @@ def _bound_by_activations(plan: MapFile, workload: MapWorkload) -> list[str]:
         return []
     ways = [name for name, given in (("smaller images", workload.images), ("fewer frames", workload.videos)) if given]
     return [f"activations take the most of {', '.join(bound)}: {' or '.join([*ways, 'a shorter prompt'])} lowers them"]
-
-
-def _too_long(spec: ModelSpec, workload: MapWorkload | None) -> list[str]:
-    """Says so of more tokens than positions; images and videos may take fewer positions than tokens."""
-    if workload is None or workload.images or workload.videos or spec.max_positions is None:
-        return []
-    lengths = (workload.prompt_tokens, workload.max_new_tokens)
-    may_be_apart = spec.class_name.endswith("ForConditionalGeneration")  # of an encoder and a decoder
-    num_tokens = max(lengths) if may_be_apart else sum(lengths)
-    if num_tokens <= spec.max_positions:
-        return []
-    return [f"{num_tokens:,} tokens are more than the {spec.max_positions:,} positions that the model was made for"]
 
 
 def _offloaded(spec: ModelSpec, plan: MapFile) -> list[str]:
@@ -298,8 +287,11 @@ def _seconds(seconds: float) -> str:
     return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _longest(workload: MapWorkload) -> int:
-    return workload.prompt_tokens + workload.max_new_tokens
+def _longest(spec: ModelSpec, workload: MapWorkload) -> int:
+    """Tokens of the longest sequence: an encoder and a decoder have one each."""
+    lengths = (workload.prompt_tokens, workload.max_new_tokens)
+    names = [name.rpartition(".")[2] for name, _ in spec.modules()]
+    return max(lengths) if "encoder" in names and "decoder" in names else sum(lengths)
 
 
 def _workload(workload: MapWorkload) -> str:
@@ -307,6 +299,6 @@ def _workload(workload: MapWorkload) -> str:
     videos = [f"video {width}x{height}x{frames}" for height, width, frames in workload.videos]
     extras = "".join(f", {extra}" for extra in (*images, *videos))
     attention = "" if workload.attention == "sdpa" else f", {workload.attention}"
-    return (
-        f"{workload.batch_size} × ({workload.prompt_tokens:,} + {workload.max_new_tokens:,} tokens{extras}){attention}"
-    )
+    kv_cache = "" if workload.kv_dtype == AUTO else f", KV cache in {workload.kv_dtype}"
+    tokens = f"{workload.prompt_tokens:,} + {workload.max_new_tokens:,} tokens"
+    return f"{workload.batch_size} × ({tokens}{extras}){attention}{kv_cache}"

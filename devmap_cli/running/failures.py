@@ -25,6 +25,8 @@ _DEVICE = re.compile(
     r"\b(?:GPU |cuda:|sim:)(?P<gpu>\d+)|\b(?P<name>(?:xpu|npu):\d+)|\b(?P<mps>MPS) |(?P<host>CPUAllocator)"
 )
 _FULL_DISK = re.compile(r"no space left on device|disk quota exceeded|os error 28\b", re.IGNORECASE)
+_GROUPS = re.compile(r"group.size", re.IGNORECASE)
+"""What quanto and hqq say of states that their groups don't divide."""
 
 
 @dataclass(slots=True)
@@ -68,6 +70,11 @@ def explain(error: Exception, phase: Phase, model: str) -> DevmapError | None:
         return RequestError(
             f"{model} has no position for a sequence that long",
             "give a shorter prompt or a smaller --max-new-tokens",
+        )
+    if isinstance(error, ValueError | AssertionError) and _GROUPS.search(text):
+        return RequestError(
+            f"{model} cannot keep its KV cache quantized in groups, for a prompt of that length: {first_line(error)}",
+            "--kv-dtype fp8 or --kv-dtype auto",
         )
     return None
 

@@ -6,6 +6,7 @@ import copy
 import time
 from typing import TYPE_CHECKING, Any
 
+from devmap_cli.model.kv_dtypes import AUTO, generation_options
 from devmap_cli.running.report import Generation
 
 if TYPE_CHECKING:
@@ -26,15 +27,17 @@ def generate(
     request: RunRequest,
     max_new_tokens: int,
     *,
+    kv_dtype: str = AUTO,
     stage: Stage,
     on_text: Callable[[str], None],
 ) -> Generation:
-    """Generate from `prompt`; the first sequence's text goes to `on_text` as it comes."""
+    """Generate from `prompt`, the KV cache in `kv_dtype`; the first sequence's text goes to `on_text` as it comes."""
     import torch
 
     if request.seed is not None:
         torch.manual_seed(request.seed)
     config = _generation_config(model, tokenizer, request, max_new_tokens)
+    config.update(**generation_options(kv_dtype))
     device = input_device(model)
     stream = _TokenStream(tokenizer, stage, on_text)
     run: Any = model.generate  # its type says Tensor, by way of nn.Module.__getattr__

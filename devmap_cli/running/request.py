@@ -25,6 +25,7 @@ class RunRequest:
         seed: makes drawn tokens repeatable; None leaves torch's random state as it is.
         batch_size: how many sequences to generate at once.
         attention: transformers' name of an attention implementation; None takes the map's.
+        kv_dtype: what the KV cache is kept in, one of `KV_DTYPES`; None takes the map's.
         offload_folder: where offloaded weights are kept, and stay; None uses a temporary folder.
         trust_remote_code: run the model code of the model's own repository.
 
@@ -39,6 +40,7 @@ class RunRequest:
     seed: int | None = None
     batch_size: int = 1
     attention: str | None = None
+    kv_dtype: str | None = None
     offload_folder: Path | None = None
     trust_remote_code: bool = False
 

@@ -11,12 +11,14 @@ from devmap_cli.checking import Finding, check_map
 from devmap_cli.devices.detection import accelerator_kind
 from devmap_cli.devices.device import CPU, DISK, Device
 from devmap_cli.errors import FindingsError, RequestError
+from devmap_cli.model.kv_dtypes import AUTO, check_kv_dtype_for
 from devmap_cli.model.names import owner
 from devmap_cli.model.quiet import quiet_libraries
 from devmap_cli.model.reference import resolve
 from devmap_cli.running.failures import Stage, told_in_our_words
 from devmap_cli.running.generating import generate, position_limit
-from devmap_cli.running.loading import Recipe, load, prepare
+from devmap_cli.running.kv_cache import check_kv_backend
+from devmap_cli.running.loading import Loadable, Recipe, load, prepare
 from devmap_cli.running.meters import MemoryMeter, meter_for
 from devmap_cli.running.offloading import offload_folder
 from devmap_cli.running.placing import check_devices_here, on_this_machine, transformers_map
@@ -75,6 +77,7 @@ class _Run:
     def run(self, kind: str | None) -> RunReport:
         """See `run_map`."""
         self._check_map()
+        self._is_simulated = kind == SIMULATED_KIND
         self._here = {key: on_this_machine(device, kind) for key, device in self._document.device_map.items()}
         check_devices_here(self._here.values(), kind, self._spec.model_id)
         with ExitStack() as stack:
@@ -117,6 +120,7 @@ class _Run:
         prompt = encode(tokenizer, request.prompt, raw=request.raw, batch_size=request.batch_size)
         max_new_tokens = self._max_new_tokens()
         self._check_length(prompt, max_new_tokens, position_limit(loadable.config))
+        kv_dtype = self._kv_dtype(loadable)
 
         started = time.perf_counter()
         model = load(loadable, self._listener.on_progress)
@@ -130,6 +134,7 @@ class _Run:
             prompt,
             request,
             max_new_tokens,
+            kv_dtype=kv_dtype,
             stage=self._stage,
             on_text=self._listener.on_text,
         )
@@ -159,6 +164,15 @@ class _Run:
         workload = self._document.workload
         planned = workload.max_new_tokens if workload else DEFAULT_MAX_NEW_TOKENS
         return self._request.max_new_tokens or planned
+
+    def _kv_dtype(self, loadable: Loadable) -> str:
+        """What the KV cache is kept in, if the model and this machine can."""
+        workload = self._document.workload
+        kv_dtype = self._request.kv_dtype or (workload.kv_dtype if workload else AUTO)
+        check_kv_dtype_for(self._spec.model_id, loadable.model_class, loadable.config, kv_dtype)
+        if not self._is_simulated:
+            check_kv_backend(kv_dtype, self._here.values())
+        return kv_dtype
 
     def _check_length(self, prompt: EncodedPrompt, max_new_tokens: int, limit: int | None) -> None:
         if limit is not None and prompt.num_tokens + max_new_tokens > limit:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from devmap_cli.errors import RequestError, first_line
+from devmap_cli.model.kv_dtypes import check_kv_dtype_for
 from devmap_cli.simulation.workload import simulated
 
 if TYPE_CHECKING:
@@ -38,7 +39,23 @@ def inputs_for(model: Any, asked: MapWorkload) -> Mapping[str, Any]:
         raise RequestError(first_line(error).rstrip("."), _hint(model.config, asked)) from error
     if "input_ids" not in inputs and (asked.images or asked.videos):
         raise RequestError(f"a {model.config.model_type} takes sound, no images", _WITHOUT_IMAGES)
+    check_kv_dtype_for(f"a {model.config.model_type}", type(model), model.config, asked.kv_dtype)
     return inputs
+
+
+def tokens_of_media(model: Any, asked: MapWorkload) -> int:
+    """How many tokens of a prompt the images and videos of `asked` take.
+
+    Raises:
+        RequestError: `model` cannot take them, or a rehearsal of them would take minutes.
+    """
+    from devmap_cli.simulation.visual_inputs import visual_inputs
+
+    _refuse_what_takes_minutes(asked)
+    try:
+        return len(visual_inputs(model.config, simulated(asked)).tokens)
+    except ValueError as error:
+        raise RequestError(first_line(error).rstrip("."), _WITHOUT_IMAGES) from error
 
 
 def _refuse_what_takes_minutes(asked: MapWorkload) -> None:

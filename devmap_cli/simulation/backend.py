@@ -135,5 +135,4 @@ def _device(device: int | str | torch.device | None) -> SimulatedDevice:
 
 
 def _empty_caches() -> None:
-    for device in active_machine().devices:
-        device.allocator.empty_cache()
+    active_machine().empty_caches()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from devmap_cli.simulation.quantized_cache import Float8Layer, GroupedLayer
 from devmap_cli.simulation.tensor import DeviceTensor
 
 if TYPE_CHECKING:
@@ -13,11 +14,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_MAX_STEPS = 8
+
+
 def tensors_of(cache: Any) -> Iterator[torch.Tensor]:
     """Every tensor that `cache` keeps."""
     for layer in _layers(cache):
-        for value in vars(layer).values():
-            yield from _tensors(value)
+        yield from _tensors(vars(layer))
 
 
 def grow(cache: Any, num_tokens: int, cross_attention_layers: Collection[int] = ()) -> None:
@@ -26,10 +29,22 @@ def grow(cache: Any, num_tokens: int, cross_attention_layers: Collection[int] = 
     `cross_attention_layers` are places of layers that keep images, not tokens, and don't grow.
 
     Layers change one after the other, each with the old and the new tensor in memory for a moment, as when a
-    generated token is appended.
+    generated token is appended. A few larger steps leave the allocator with nearly the same holes as one for each
+    token: for 100 + 2,000 tokens of a 7B without grouped heads it then needs 175 MiB more than tensors have, 175 MiB
+    with eight steps, and 106 MiB with a single one.
     """
+    num_steps = min(_MAX_STEPS, num_tokens)
+    for step in range(num_steps):
+        _grow_once(cache, num_tokens * (step + 1) // num_steps - num_tokens * step // num_steps, cross_attention_layers)
+
+
+def _grow_once(cache: Any, num_tokens: int, cross_attention_layers: Collection[int]) -> None:
     own = getattr(cache, "self_attention_cache", cache)  # the cross attention of an encoder-decoder does not grow
     for index, layer in enumerate(_layers(own)):
+        if isinstance(layer, (GroupedLayer, Float8Layer)):
+            _work_for(next(_tensors(layer._quantized_keys)))
+            layer.grow(num_tokens)
+            continue
         is_fixed = index in cross_attention_layers
         if is_fixed or not getattr(layer, "is_initialized", True) or _length(layer) == 0:
             continue
@@ -48,12 +63,17 @@ def _grow_tensor(layer: Any, name: str, length: int, num_tokens: int) -> None:
         return
     window = getattr(layer, "sliding_window", None)
     kept = length + num_tokens if window is None else min(length + num_tokens, window)
-    if isinstance(tensor, DeviceTensor) and (recorder := tensor.allocation.device.machine.recorder) is not None:
-        recorder.working_for(tensor.allocation.number)
+    _work_for(tensor)
     grown = torch.empty([*tensor.shape[:-2], kept, tensor.shape[-1]], dtype=tensor.dtype, device=tensor.device)
     if kept == window:
         grown = grown[..., 1:, :]  # a full window keeps a view of all but its oldest token
     setattr(layer, name, grown)
+
+
+def _work_for(tensor: torch.Tensor) -> None:
+    """Let what is allocated next be for the block that has `tensor`."""
+    if isinstance(tensor, DeviceTensor) and (recorder := tensor.allocation.device.machine.recorder) is not None:
+        recorder.working_for(tensor.allocation.number)
 
 
 def _length(layer: Any) -> int:

@@ -211,6 +211,22 @@ class Machine:
             finally:
                 self._phase = outer
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count nothing within as work; memory is recorded as before."""
+        outer, self._phase = self._phase, ""
+        try:
+            yield
+        finally:
+            self._phase = outer
+
+    def empty_caches(self) -> None:
+        """Let every device give back what its allocator keeps for later."""
+        for device in self.devices:
+            device.allocator.empty_cache()
+        if self.recorder is not None:
+            self.recorder.emptied()
+
     def record_transfer(self, source: str, target: str, num_bytes: int) -> None:
         """Note a copy; copies within one device and of nothing do not count."""
         if source != target and num_bytes:

@@ -58,6 +58,7 @@ def placed(
     from accelerate.hooks import remove_hook_from_module
 
     slots = list(_slots(model))
+    plain = {module: _plain_tensors(module) for module in model.modules()}
     try:
         weights = _layout(slots, device_map, machine, _casts(model, dtype))
         merged = _merged_weights(model)
@@ -71,6 +72,23 @@ def placed(
         remove_hook_from_module(model, recurse=True)
         for slot in slots:
             slot.store[slot.key] = slot.original
+        for module, tensors in plain.items():
+            _restore(module, tensors)
+
+
+def _plain_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Tensors that a module has as plain attributes, neither parameters nor buffers."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, torch.Tensor)}
+
+
+def _restore(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give plain attributes back what they were, where the run left something on a simulated device."""
+    for name, value in _plain_tensors(module).items():
+        if isinstance(value, DeviceTensor):
+            if name in tensors:
+                setattr(module, name, tensors[name])
+            else:
+                delattr(module, name)
 
 
 class _Slot:

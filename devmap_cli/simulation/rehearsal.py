@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from devmap_cli.model.kv_dtypes import generation_options
 from devmap_cli.simulation.attention_choice import attention_of
 from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.cache_growth import grow, tensors_of
@@ -16,6 +17,7 @@ from devmap_cli.simulation.inputs import cast_by_people, make_inputs
 from devmap_cli.simulation.machine import active_machine
 from devmap_cli.simulation.memory import DeviceRehearsal, PhaseMemory
 from devmap_cli.simulation.placement import device_of, normalized, placed
+from devmap_cli.simulation.quantized_cache import quantized_layers
 from devmap_cli.simulation.shapes import Shapes
 from devmap_cli.simulation.tensor import DeviceTensor
 from devmap_cli.simulation.work import PHASES
@@ -87,6 +89,7 @@ def rehearse(
         ) as machine,
         torch.no_grad(),
         attention_of(model, workload.attention),
+        quantized_layers(),
     ):
         machine.modules.watch(model)
         run = _Run(model, normalized(device_map), workload, machine)
@@ -169,6 +172,7 @@ class _Run:
             "do_sample": False,
             "eos_token_id": None,
             "pad_token_id": self.model.config.get_text_config().vocab_size - 1,  # none that is chosen here
+            **generation_options(self.workload.kv_dtype),
         }
         if hasattr(self.model.generation_config, "use_mtp"):
             # Several tokens per step: some models want it by default, though their class has no layers for it.

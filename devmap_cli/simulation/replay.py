@@ -149,6 +149,7 @@ class _Player:
             Event.ENTER: self._bring,
             Event.LEAVE: self._drop,
             Event.CACHED: self._cache,
+            Event.EMPTY: self._empty,
         }
         for event, first, second in events:
             if event == allocate:
@@ -195,6 +196,10 @@ class _Player:
     def _cache(self, number: int, _: int) -> None:
         shared = self._live[number]
         self._kv_cache[self._phase, shared.device] += shared.block.size
+
+    def _empty(self, _: int, __: int) -> None:
+        for allocator in self._allocators:
+            allocator.empty_cache()
 
     def _bring(self, holder_index: int, _: int) -> None:
         """A module's weights come to where it computes, if they are elsewhere."""

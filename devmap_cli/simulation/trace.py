@@ -37,6 +37,8 @@ class Event(IntEnum):
     LEAVE = 5
     CACHED = 6
     """The allocation with this number is in the KV cache at the end of the phase."""
+    EMPTY = 8
+    """All devices give back what their allocators keep for later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,11 @@ class Recorder:
         """An allocation is a buffer that is made once on each device, for all blocks there."""
         if number is not None:
             self._once.add(number)
+
+    def emptied(self) -> None:
+        """All devices gave back what their allocators kept for later."""
+        if self._events is not None:
+            self._events.append((Event.EMPTY, 0, 0))
 
     def cached(self, numbers: Iterable[int]) -> None:
         """These allocations are the KV cache now."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from devmap_cli.model.kv_dtypes import AUTO
+
 if TYPE_CHECKING:
     from devmap_cli.mapfile import MapWorkload
 
@@ -15,7 +17,8 @@ class Workload:
 
     `images` are (width, height) in pixels, those of one prompt; `videos` are (width, height, frames), with the frames
     that the model sees. `attention` is "sdpa", "eager" or
-    "flash_attention_2". `dtype` casts the weights ("bfloat16"), None leaves them as the model has them.
+    "flash_attention_2". `dtype` casts the weights ("bfloat16"), None leaves them as the model has them. `kv_dtype` is
+    what the KV cache is kept in, one of `KV_DTYPES`.
     """
 
     batch_size: int = 1
@@ -25,6 +28,7 @@ class Workload:
     attention: str = "sdpa"
     dtype: str | None = None
     videos: tuple[tuple[int, int, int], ...] = ()
+    kv_dtype: str = AUTO
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "prompt_tokens", "max_new_tokens"):
@@ -46,4 +50,5 @@ def simulated(asked: MapWorkload) -> Workload:
         images=tuple((width, height) for height, width in asked.images),
         videos=tuple((width, height, num_frames) for height, width, num_frames in asked.videos),
         attention=asked.attention,
+        kv_dtype=asked.kv_dtype,
     )

@@ -58,7 +58,7 @@ class Saved:
         """
         spec = load_spec(str(self.folder))
         total, largest = self._bytes(spec)
-        budget = max(int(room * total / num_devices), largest)
+        budget = -(-max(int(room * total / num_devices), largest) * 8 // 7)  # an eighth is for the runtime
         accelerators = {Device("cuda", index): budget for index in range(num_devices)}
         asked = self.workload
         workload = MapWorkload(asked.batch_size, asked.prompt_tokens, asked.max_new_tokens)

@@ -160,8 +160,8 @@ def test_costs_of_keeping_and_of_bringing() -> None:
     assert seconds_per_token(BLOCK, DISK, CPU, RATES) == 10 + 50
 
 
-def test_the_main_device_is_the_first_accelerator_in_use() -> None:
-    assert main_device([CPU, OTHER, GPU]) == OTHER
+def test_the_main_device_is_the_accelerator_with_the_smallest_number() -> None:
+    assert main_device([CPU, OTHER, GPU]) == min(OTHER, GPU)
     assert main_device([DISK, CPU]) == CPU
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations_with_replacement, pairwise, permutations, product
 
@@ -23,6 +24,28 @@ def block_lists(max_size: int = 6) -> st.SearchStrategy[list[Block]]:
         lambda items: [
             Block((f"b{index}",), size, transient_bytes=transient) for index, (size, transient) in enumerate(items)
         ]
+    )
+
+
+def phased_block_lists(max_size: int = 5) -> st.SearchStrategy[list[Block]]:
+    """Blocks that need most while they are loaded, or while the prompt runs, or at the end."""
+    few, many = st.sampled_from([0, 0, 1, 3]), st.sampled_from([0, 0, 2, 6])
+    sizes = st.tuples(st.integers(1, 6), few, few, many, few, many)
+
+    def block(index: int, item: tuple[int, int, int, int, int, int]) -> Block:
+        weights, kv_cache, transient, load, prompt_kv_cache, prompt = item
+        return Block(
+            (f"b{index}",),
+            weights,
+            kv_cache,
+            transient,
+            load_transient_bytes=load,
+            prompt_kv_cache_bytes=min(prompt_kv_cache, kv_cache),
+            prompt_transient_bytes=prompt,
+        )
+
+    return st.lists(sizes, min_size=1, max_size=max_size).map(
+        lambda items: [block(index, item) for index, item in enumerate(items)]
     )
 
 
@@ -55,8 +78,25 @@ class Instance:
         held = [block for block, place in zip(self.blocks, assignment, strict=True) if place == device]
         if not held:
             return 0
-        transient = max(block.transient_bytes for block in held)
-        return sum(block.weights_bytes for block in held) + transient + self.overhead.get(device, 0)
+        weights = sum(block.weights_bytes for block in held)
+        return weights + max(self._load(held), self._prefill(held), self._end(held)) + self.overhead.get(device, 0)
+
+    @staticmethod
+    def _load(held: Sequence[Block]) -> int:
+        return max(block.load_transient_bytes for block in held)
+
+    @staticmethod
+    def _prefill(held: Sequence[Block]) -> int:
+        """Blocks run one after the other, and what each caches stays."""
+        highest = kv_cache = 0
+        for block in held:
+            kv_cache += block.prompt_kv_cache_bytes
+            highest = max(highest, kv_cache + block.prompt_transient_bytes)
+        return highest
+
+    @staticmethod
+    def _end(held: Sequence[Block]) -> int:
+        return sum(block.kv_cache_bytes for block in held) + max(block.transient_bytes for block in held)
 
     def fits(self, assignment: Sequence[Device | None], but: Device | None = None) -> bool:
         return all(self.peak(assignment, device) <= size for device, size in self.budgets.items() if device != but)
@@ -269,3 +309,70 @@ def test_pinned_blocks_stay_and_the_budgets_hold(
     else:
         choices = product(*[[block.fixed] if block.fixed else list(budgets) for block in blocks])
         assert not any(instance.fits(choice) for choice in choices)
+
+
+# ---------------------------------------------------------------- phases before the end
+
+
+phased_instances = st.builds(Instance, phased_block_lists(), budget_maps(), overheads)
+
+
+@given(phased_instances, st.sampled_from(sorted(STRATEGIES)))
+@settings(max_examples=150, deadline=None)
+def test_all_phases_stay_within_the_budgets(instance: Instance, strategy: str) -> None:
+    answer = instance.plan(strategy)
+    if isinstance(answer, Placement):
+        assert instance.fits(answer.devices)
+
+
+@given(phased_instances, st.sampled_from(sorted(STRATEGIES)))
+@settings(max_examples=150, deadline=None)
+def test_a_placement_in_runs_is_found_whatever_phase_is_the_highest(instance: Instance, strategy: str) -> None:
+    # pieces anywhere are searched by what blocks need in any company, so that some are missed
+    if any(True for _ in instance.any_order()):
+        answer = instance.plan(strategy)
+        assert isinstance(answer, Placement)
+        assert all(device.is_accelerator for device in answer.devices)
+
+
+@given(phased_instances, st.sampled_from(["balanced", "auto"]))
+@settings(max_examples=150, deadline=None)
+def test_balanced_has_the_smallest_highest_use_of_all_phases(instance: Instance, strategy: str) -> None:
+    candidates = list(instance.contiguous(instance.gpus)) or list(instance.any_order())
+    if candidates:
+        answer = instance.plan(strategy)
+        assert isinstance(answer, Placement)
+        assert instance.use(answer.devices) == min(map(instance.use, candidates))
+
+
+@given(phased_instances)
+@settings(max_examples=150, deadline=None)
+def test_sequential_fills_by_the_highest_phase(instance: Instance) -> None:
+    candidates = list(instance.contiguous(instance.gpus))
+    if candidates:
+        answer = instance.plan("sequential")
+        assert isinstance(answer, Placement)
+        positions = [instance.gpus.index(device) for device in answer.devices]
+        assert positions == min([instance.gpus.index(device) for device in candidate] for candidate in candidates)
+
+
+@given(phased_instances, st.sampled_from(sorted(STRATEGIES)))
+@settings(max_examples=100, deadline=None)
+def test_the_figures_of_a_placement_are_those_of_its_highest_phase(instance: Instance, strategy: str) -> None:
+    answer = instance.plan(strategy)
+    if isinstance(answer, Placement) and all(device.is_accelerator for device in answer.devices):
+        for device in instance.budgets:
+            assert answer.memory(device).peak_bytes == instance.peak(answer.devices, device)
+
+
+@given(phased_instances, st.data())
+@settings(max_examples=100, deadline=None)
+def test_pinned_blocks_of_any_phase_stay_and_the_budgets_hold(instance: Instance, data: st.DataObject) -> None:
+    places = st.sampled_from([None, None, *instance.budgets])
+    blocks = [replace(block, fixed=data.draw(places)) for block in instance.blocks]
+    pinned = Instance(blocks, instance.budgets, 0)
+    pinned.overhead = instance.overhead
+    answer = pinned.plan(data.draw(st.sampled_from(sorted(STRATEGIES))))
+    if isinstance(answer, Placement):
+        assert pinned.fits(answer.devices)
+        assert all(b.fixed in (None, device) for b, device in zip(blocks, answer.devices, strict=True))

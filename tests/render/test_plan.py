@@ -188,11 +188,3 @@ def test_a_video_that_takes_more_than_the_weights_is_named() -> None:
     assert note == (
         "activations take the most of GPU 0 (3.00 GiB of 6.00 GiB): fewer frames or a shorter prompt lowers them"
     )
-
-
-def test_a_workload_longer_than_the_model_is_told() -> None:
-    plan = map_of(*[GPU0] * 6)
-    assert notes_of(plan, spec_of(max_positions=16)) == []
-    (note,) = notes_of(plan, spec_of(max_positions=15))
-    assert note == "16 tokens are more than the 15 positions that the model was made for"
-    assert notes_of(plan, spec_of(max_positions=15, class_name="T5ForConditionalGeneration")) == []

@@ -231,7 +231,9 @@ def _mxfp4(model: PreTrainedModel, quantization: Quantization) -> _Notes:
         ]
     for name, module in packed.items():
         model.set_submodule(name, module)
-    return []
+    return (
+        ["MXFP4 stays packed: it is taken that its kernels are there (triton, pip install kernels)"] if packed else []
+    )
 
 
 # ------------------------------------------------------------------ compressed-tensors

@@ -11,7 +11,27 @@ from devmap_cli.errors import RequestError
 
 SCHEMES = ("int8", "nf4", "fp4")
 """What bitsandbytes makes of 16-bit weights while it loads them."""
+_MXFP4 = "mxfp4"
+_HAS_KERNELS = "has_kernels"
 MODELOPT_NAME = "hf_quant_config.json"
+NO_KERNELS = "its kernels run on GPUs only"
+_REFUSED = "transformers refuses such a map"
+OFF_GPU = {
+    "awq": NO_KERNELS,
+    "gptq": NO_KERNELS,
+    "bitsandbytes": f"{_REFUSED} unless llm_int8_enable_fp32_cpu_offload is set, which keeps the module in 32 bits",
+    "bitnet": _REFUSED,
+    "eetq": _REFUSED,
+    "higgs": _REFUSED,
+    "hqq": _REFUSED,
+    "quanto": _REFUSED,
+}
+"""What becomes of a map with cpu or disk, by `quant_method`.
+
+Source: `validate_environment` of transformers' quantizers; for AWQ and GPTQ, the kernels that gptqmodel has for a model
+that is spread over devices.
+"""
+_ACCELERATORS_ONLY = ("awq",)
 _FLOAT16_ONLY = ("awq",)
 _BFLOAT16_ONLY = ("fbgemm_fp8",)
 
@@ -34,7 +54,8 @@ class Quantization:
         """The form that a map keeps."""
         if self.scheme is not None:
             return {"scheme": self.scheme}
-        return self.settings if "quant_method" in self.settings else {"quant_method": self.method, **self.settings}
+        kernels = {_HAS_KERNELS: True} if self.has_kernels and self.method == _MXFP4 else {}
+        return {"quant_method": self.method, **self.settings, **kernels}
 
     def loaded_dtype(self, dtype: str) -> str:
         """What transformers loads the rest of the model in, asked for `dtype` (HfQuantizer.update_dtype)."""
@@ -63,7 +84,23 @@ def quantization_in_map(document: dict[str, Any] | None) -> Quantization | None:
         return None
     if "scheme" in document:
         return _on_the_fly(str(document["scheme"]), None)
-    return Quantization(str(document.get("quant_method")), document)
+    has_kernels = bool(document.get(_HAS_KERNELS))
+    settings = {key: value for key, value in document.items() if key != _HAS_KERNELS}
+    return Quantization(str(document.get("quant_method")), settings, has_kernels=has_kernels)
+
+
+def off_gpu(document: dict[str, Any] | None) -> str | None:
+    """Why nothing of a model with the quantization `document` may lie on cpu or disk; None where it may."""
+    quantization = quantization_in_map(document)
+    if quantization is None or quantization.method not in OFF_GPU:
+        return None
+    return f"{quantization.scheme or quantization.method} weights run on accelerators only"
+
+
+def needs_accelerator(document: dict[str, Any] | None) -> bool:
+    """Whether a model with the quantization `document` doesn't run on the cpu alone either."""
+    quantization = quantization_in_map(document)
+    return quantization is not None and quantization.method in _ACCELERATORS_ONLY
 
 
 def _on_the_fly(scheme: str, stored: tuple[str, dict[str, Any]] | None) -> Quantization:

@@ -193,7 +193,8 @@ def _broken(subject: Subject, case: Case, strategy: str, ours: Loads | None, the
         yield "not the optimum"
     if strategy == "sequential" and in_order <= 1 and ours != _filled(subject.weights, case.gpus):
         yield "not filled in order"
-    if theirs is not None and len(set(budgets)) == 1 and not _is_as_good(strategy, case, ours, theirs):
+    is_valid = theirs is not None and _highest_use(theirs, case) is not None
+    if theirs is not None and is_valid and len(set(budgets)) == 1 and not _is_as_good(strategy, case, ours, theirs):
         yield "behind transformers on equal GPUs"
 
 

@@ -1,0 +1,116 @@
+"""What a recorder makes of a machine's allocations."""
+
+from __future__ import annotations
+
+import json
+
+from devmap_cli.simulation.trace import MAX_DEVICES, Event, Holder, Recorder, Trace
+
+BLOCKS = {"embed": 0, "layers.0": 1, "layers.1": 2}
+
+
+def recorder_in(phase: str) -> Recorder:
+    recorder = Recorder(BLOCKS)
+    recorder.phase(phase)
+    return recorder
+
+
+def test_each_block_has_a_device_of_its_own() -> None:
+    assert Recorder(BLOCKS).device_map() == {"embed": 0, "layers.0": 1, "layers.1": 2}
+
+
+def test_a_name_belongs_to_the_block_of_its_closest_ancestor() -> None:
+    recorder = Recorder({**BLOCKS, "layers.10": 3})
+    assert recorder.block_of("layers.1.mlp.weight") == 2
+    assert recorder.block_of("layers.10.mlp") == 3
+    assert recorder.block_of("layers") is None
+    assert recorder.block_of("") is None
+
+
+def test_weights_in_the_order_of_loading_and_the_largest_merged_one() -> None:
+    recorder = Recorder(BLOCKS)
+    recorder.weight("layers.1.experts", 600, is_buffer=False, is_merged=True)
+    recorder.weight("layers.1.more", 800, is_buffer=False, is_merged=True)
+    recorder.weight("embed.weight", 100, is_buffer=False, is_merged=False)
+    recorder.weight("embed.scale", 4, is_buffer=True, is_merged=False)
+    recorder.weight("nowhere.weight", 9, is_buffer=False, is_merged=True)
+    recorder.holder("layers.1", [600, 800])
+    recorder.holder("nowhere", [9])
+    recorder.holder("embed", [])
+    trace = recorder.trace()
+    assert trace.weights == ((2, 600), (2, 800), (0, 100), (0, 4))
+    assert trace.buffers == ((0, 4),)
+    assert trace.merged_bytes == (0, 0, 800)
+    assert trace.holders == (Holder("layers.1", 2, (600, 800)),)
+
+
+def test_allocations_are_numbered_through_all_phases() -> None:
+    recorder = Recorder(BLOCKS)
+    assert recorder.allocated(0, 64) is None  # loading is no phase
+    recorder.phase("prefill")
+    first = recorder.allocated(0, 64)
+    second = recorder.allocated(1, 64, copy_of=first)
+    recorder.freed(first)
+    recorder.phase("decode")
+    third = recorder.allocated(2, 32, is_workspace=True)
+    recorder.freed(None)
+    recorder.cached([second] if second is not None else [])
+    recorder.stop()
+    recorder.freed(second)
+    assert recorder.allocated(0, 8) is None
+    assert (first, second, third) == (0, 1, 2)
+    assert recorder.trace().phases == {
+        "prefill": ((Event.ALLOCATE, 0, 64), (Event.COPY, 0, 0), (Event.ALLOCATE, 1, 64), (Event.FREE, 0, 0)),
+        "decode": ((Event.WORKSPACE, 2, 32), (Event.CACHED, 1, 0)),
+    }
+
+
+def test_what_is_made_once_is_marked_wherever_it_was_allocated() -> None:
+    recorder = recorder_in("prefill")
+    recorder.allocated(0, 64)
+    table = recorder.allocated(1, 32)
+    recorder.phase("decode")
+    recorder.allocated(1, 16)
+    recorder.once(table)
+    recorder.once(None)
+    assert recorder.trace().phases == {
+        "prefill": ((Event.ALLOCATE, 0, 64), (Event.ONCE, 1, 32)),
+        "decode": ((Event.ALLOCATE, 1, 16),),
+    }
+
+
+def test_only_modules_that_hold_weights_are_entered_and_left() -> None:
+    recorder = Recorder(BLOCKS)
+    recorder.holder("layers.0.mlp", [10])
+    recorder.phase("prefill")
+    for fqn in ("layers.0", "layers.0.mlp"):
+        recorder.entered(fqn)
+        recorder.left(fqn)
+    assert recorder.trace().phases == {"prefill": ((Event.ENTER, 0, 0), (Event.LEAVE, 0, 0))}
+
+
+def test_more_blocks_than_devices_share_them_in_turns() -> None:
+    blocks = {f"layers.{index}": index for index in range(MAX_DEVICES + 2)}
+    recorder = Recorder(blocks)
+    assert recorder.device_map()[f"layers.{MAX_DEVICES}"] == recorder.device_map()["layers.0"] == 0
+    recorder.phase("prefill")
+    first = recorder.allocated(0, 64)
+    recorder.entered(f"layers.{MAX_DEVICES}")
+    recorder.allocated(0, 64)
+    assert recorder.block_on(0) == MAX_DEVICES
+    recorder.working_for(first)
+    recorder.allocated(0, 64)
+    recorder.allocated(1, 64)
+    assert [block for _, block, _ in recorder.trace().phases["prefill"]] == [0, MAX_DEVICES, 0, 1]
+
+
+def test_a_trace_survives_json() -> None:
+    trace = Trace(
+        num_blocks=2,
+        weights=((0, 100), (1, 200)),
+        buffers=((1, 8),),
+        merged_bytes=(0, 200),
+        holders=(Holder("a", 0, (60, 40)), Holder("b", 1, (200,))),
+        phases={"prefill": ((Event.ALLOCATE, 0, 64), (Event.COPY, 0, 0), (Event.ALLOCATE, 1, 64)), "decode": ()},
+    )
+    assert Trace.from_document(json.loads(json.dumps(trace.to_document()))) == trace
