@@ -8,9 +8,9 @@
 _shtab_devmap_subparsers=(inspect plan check run)
 
 _shtab_devmap_inspect_option_strings=(--depth --expand --dtype --quantize --revision --trust-remote-code --json -h --help)
-_shtab_devmap_plan_option_strings=(--strategy --max-memory --gpus --reserve --no-offload --weights-only --pin --rules --weight --prompt-tokens --max-new-tokens --batch-size -o --output --dtype --quantize --revision --trust-remote-code --json -h --help)
-_shtab_devmap_check_option_strings=(--map --model --prompt-tokens --max-new-tokens --batch-size --image --video --attention --max-memory --fix -o --output --revision --trust-remote-code --json -h --help)
-_shtab_devmap_run_option_strings=(--map --model --prompt --prompt-file --raw --max-new-tokens --temperature --seed --batch-size --attention --offload-folder --simulate --trust-remote-code --json -h --help)
+_shtab_devmap_plan_option_strings=(--strategy --max-memory --gpus --reserve --no-offload --weights-only --pin --rules --weight --prompt-tokens --max-new-tokens --batch-size --image --video --attention --kv-dtype --solve --how-many -o --output --report --explain --dtype --quantize --revision --trust-remote-code --json -h --help)
+_shtab_devmap_check_option_strings=(--map --model --prompt-tokens --max-new-tokens --batch-size --image --video --attention --kv-dtype --max-memory --fix -o --output --dtype --quantize --revision --trust-remote-code --json -h --help)
+_shtab_devmap_run_option_strings=(--map --model --prompt --prompt-file --raw --max-new-tokens --temperature --seed --batch-size --attention --kv-dtype --offload-folder --simulate --trust-remote-code --json -h --help)
 _shtab_devmap_option_strings=(--version -h --help)
 
 _shtab_devmap_inspect_pos_0_COMPGEN=_shtab_compgen_dirs
@@ -18,6 +18,7 @@ _shtab_devmap_plan_pos_0_COMPGEN=_shtab_compgen_dirs
 _shtab_devmap_plan___rules_COMPGEN=_shtab_compgen_files
 _shtab_devmap_plan__o_COMPGEN=_shtab_compgen_files
 _shtab_devmap_plan___output_COMPGEN=_shtab_compgen_files
+_shtab_devmap_plan___report_COMPGEN=_shtab_compgen_files
 _shtab_devmap_check___map_COMPGEN=_shtab_compgen_files
 _shtab_devmap_check___model_COMPGEN=_shtab_compgen_dirs
 _shtab_devmap_check__o_COMPGEN=_shtab_compgen_files
@@ -29,9 +30,16 @@ _shtab_devmap_run___offload_folder_COMPGEN=_shtab_compgen_dirs
 
 _shtab_devmap_inspect___dtype_choices=(float32 float16 bfloat16)
 _shtab_devmap_inspect___quantize_choices=(int8 nf4 fp4)
-_shtab_devmap_plan___strategy_choices=(auto balanced balanced_low_0 sequential fewest)
+_shtab_devmap_plan___strategy_choices=(auto balanced balanced_low_0 sequential fewest all)
+_shtab_devmap_plan___attention_choices=(sdpa eager flash_attention_2)
+_shtab_devmap_plan___kv_dtype_choices=(auto fp8 int8 int4 int2)
+_shtab_devmap_plan___solve_choices=(context batch images)
 _shtab_devmap_plan___dtype_choices=(float32 float16 bfloat16)
 _shtab_devmap_plan___quantize_choices=(int8 nf4 fp4)
+_shtab_devmap_check___kv_dtype_choices=(auto fp8 int8 int4 int2)
+_shtab_devmap_check___dtype_choices=(float32 float16 bfloat16)
+_shtab_devmap_check___quantize_choices=(int8 nf4 fp4)
+_shtab_devmap_run___kv_dtype_choices=(auto fp8 int8 int4 int2)
 _shtab_devmap_pos_0_choices=(inspect plan check run)
 
 _shtab_devmap_inspect___expand_nargs=0
@@ -41,6 +49,8 @@ _shtab_devmap_inspect__h_nargs=0
 _shtab_devmap_inspect___help_nargs=0
 _shtab_devmap_plan___no_offload_nargs=0
 _shtab_devmap_plan___weights_only_nargs=0
+_shtab_devmap_plan___how_many_nargs=0
+_shtab_devmap_plan___explain_nargs=0
 _shtab_devmap_plan___trust_remote_code_nargs=0
 _shtab_devmap_plan___json_nargs=0
 _shtab_devmap_plan__h_nargs=0

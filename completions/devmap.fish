@@ -51,7 +51,7 @@ function _shtab_devmap_using
 end
 
 set -g _shtab_devmap_commands inspect plan check run
-set -g _shtab_devmap_opts_with_value --attention --batch-size --depth --dtype --gpus --image --map --max-memory --max-new-tokens --model --offload-folder --output --pin --prompt --prompt-file --prompt-tokens --quantize --reserve --revision --rules --seed --strategy --temperature --video --weight -o
+set -g _shtab_devmap_opts_with_value --attention --batch-size --depth --dtype --gpus --image --kv-dtype --map --max-memory --max-new-tokens --model --offload-folder --output --pin --prompt --prompt-file --prompt-tokens --quantize --report --reserve --revision --rules --seed --solve --strategy --temperature --video --weight -o
 
 complete -c devmap -e
 complete -c devmap -f
@@ -69,7 +69,7 @@ complete -c devmap -n '_shtab_devmap_using inspect' -l json -d 'Print one JSON d
 complete -c devmap -n '_shtab_devmap_using inspect' -s h -l help -d 'Show this message and exit.'
 complete -c devmap -n '_shtab_devmap_using inspect; and test $_shtab_devmap_npos -eq 0' -ka "(__fish_complete_directories)" -d 'A hub id, or a folder with config.json.'
 complete -c devmap -n '_shtab_devmap_using; and test $_shtab_devmap_npos -eq 0' -a plan -d 'Decide where each part of a model goes and write the map.'
-complete -c devmap -n '_shtab_devmap_using plan' -l strategy -xka "auto balanced balanced_low_0 sequential fewest" -d 'balanced: the smallest highest use over the GPUs; auto: the same while all fits there, else the least is offloaded; balanced_low_0: as little as possible on the first GPU; sequential: filled in order; fewest: as few GPUs as hold it.'
+complete -c devmap -n '_shtab_devmap_using plan' -l strategy -xka "auto balanced balanced_low_0 sequential fewest all" -d 'balanced: the smallest highest use over the GPUs; auto: the same while all fits there, else the least is offloaded; balanced_low_0: as little as possible on the first GPU; sequential: filled in order; fewest: as few GPUs as hold it; all: a table of all of them, and no map.'
 complete -c devmap -n '_shtab_devmap_using plan' -l max-memory -x -d 'What the process may take, like '"'"'0:10GB,1:80%,cpu:-2GiB'"'"'; without it, what is free on this machine.'
 complete -c devmap -n '_shtab_devmap_using plan' -l gpus -x -d 'Plan for these cards, like '"'"'2xT4,1xA10'"'"', not for this machine; --max-memory can add cpu and disk.'
 complete -c devmap -n '_shtab_devmap_using plan' -l reserve -x -d 'Keep this much free; repeatable.'
@@ -78,10 +78,18 @@ complete -c devmap -n '_shtab_devmap_using plan' -l weights-only -d 'Let budgets
 complete -c devmap -n '_shtab_devmap_using plan' -l pin -x -d 'Place a module, glob or {0..9} range; repeatable.'
 complete -c devmap -n '_shtab_devmap_using plan' -l rules -xka "(__fish_complete_path (commandline -ct))" -d 'Pins from a file, one MODULE=DEVICE a line.'
 complete -c devmap -n '_shtab_devmap_using plan' -l weight -x -d 'Count a GPU as a part, like 0=0.5; repeatable.'
-complete -c devmap -n '_shtab_devmap_using plan' -l prompt-tokens -x -d 'Length of the prompt.'
-complete -c devmap -n '_shtab_devmap_using plan' -l max-new-tokens -x -d 'Length of the answer.'
+complete -c devmap -n '_shtab_devmap_using plan' -l prompt-tokens -x -d 'Length of the prompt [default: 2048, or less where the model ends].'
+complete -c devmap -n '_shtab_devmap_using plan' -l max-new-tokens -x -d 'Length of the answer [default: 256].'
 complete -c devmap -n '_shtab_devmap_using plan' -l batch-size -x -d 'Sequences at once.'
+complete -c devmap -n '_shtab_devmap_using plan' -l image -x -d 'An image in the prompt, in pixels; repeatable.'
+complete -c devmap -n '_shtab_devmap_using plan' -l video -x -d 'A video in the prompt: pixels, and the frames that the model sees; repeatable.'
+complete -c devmap -n '_shtab_devmap_using plan' -l attention -xka "sdpa eager flash_attention_2" -d 'How attention is computed.'
+complete -c devmap -n '_shtab_devmap_using plan' -l kv-dtype -xka "auto fp8 int8 int4 int2" -d 'What the KV cache is kept in: auto is the model'"'"'s dtype. To run, int8 needs the package hqq, int4 and int2 need optimum-quanto (with nvcc on NVIDIA GPUs), fp8 needs none.'
+complete -c devmap -n '_shtab_devmap_using plan' -l solve -xka "context batch images" -d 'Find the largest prompt, batch or number of images that fits.'
+complete -c devmap -n '_shtab_devmap_using plan' -l how-many -d 'Find how many cards of the kind that --gpus names are needed.'
 complete -c devmap -n '_shtab_devmap_using plan' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'Where the map goes, - for stdout; map.json by default.'
+complete -c devmap -n '_shtab_devmap_using plan' -l report -xka "(__fish_complete_path (commandline -ct))" -d 'Draw the plan: a picture (.svg), or a page with it (.html).'
+complete -c devmap -n '_shtab_devmap_using plan' -l explain -d 'Tell each decision with its numbers.'
 complete -c devmap -n '_shtab_devmap_using plan' -l dtype -xka "float32 float16 bfloat16" -d 'Load in this dtype instead of the one config.json states.'
 complete -c devmap -n '_shtab_devmap_using plan' -l quantize -xka "int8 nf4 fp4" -d 'Let bitsandbytes quantize the weights while they are loaded.'
 complete -c devmap -n '_shtab_devmap_using plan' -l revision -x -d 'A branch, tag or commit of the hub model.'
@@ -92,15 +100,18 @@ complete -c devmap -n '_shtab_devmap_using plan; and test $_shtab_devmap_npos -e
 complete -c devmap -n '_shtab_devmap_using; and test $_shtab_devmap_npos -eq 0' -a check -d 'Rehearse a map, devmap'"'"'s or written by hand, and list what is wrong.'
 complete -c devmap -n '_shtab_devmap_using check' -l map -xka "(__fish_complete_path (commandline -ct))" -d 'The map to check; - reads it from standard input.'
 complete -c devmap -n '_shtab_devmap_using check' -l model -xka "(__fish_complete_directories)" -d 'The model, for a map that does not name one, or another copy.'
-complete -c devmap -n '_shtab_devmap_using check' -l prompt-tokens -x -d 'Length of the prompt [default: the map'"'"'s, or 2048].'
+complete -c devmap -n '_shtab_devmap_using check' -l prompt-tokens -x -d 'Length of the prompt [default: the map'"'"'s, or 2048, or what the model has positions for].'
 complete -c devmap -n '_shtab_devmap_using check' -l max-new-tokens -x -d 'Length of the answer [default: the map'"'"'s, or 256].'
 complete -c devmap -n '_shtab_devmap_using check' -l batch-size -x -d 'Sequences at once [default: the map'"'"'s, or 1].'
 complete -c devmap -n '_shtab_devmap_using check' -l image -x -d 'An image in the prompt, in pixels; repeatable.'
 complete -c devmap -n '_shtab_devmap_using check' -l video -x -d 'A video in the prompt: pixels, and the frames that the model sees; repeatable.'
 complete -c devmap -n '_shtab_devmap_using check' -l attention -x -d 'sdpa, eager or flash_attention_2 [default: the map'"'"'s].'
+complete -c devmap -n '_shtab_devmap_using check' -l kv-dtype -xka "auto fp8 int8 int4 int2" -d 'What the KV cache is kept in: auto is the model'"'"'s dtype. To run, int8 needs the package hqq, int4 and int2 need optimum-quanto (with nvcc on NVIDIA GPUs), fp8 needs none [default: the map'"'"'s, or auto].'
 complete -c devmap -n '_shtab_devmap_using check' -l max-memory -x -d 'What the process may take, like '"'"'0:10GB,1:80%'"'"' [default: the map'"'"'s budgets, or no limit].'
 complete -c devmap -n '_shtab_devmap_using check' -l fix -d 'Write a repaired map beside the given one.'
 complete -c devmap -n '_shtab_devmap_using check' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'Where --fix writes, - for stdout [default: *.fixed.json].'
+complete -c devmap -n '_shtab_devmap_using check' -l dtype -xka "float32 float16 bfloat16" -d 'Load in this dtype instead of the one config.json states.'
+complete -c devmap -n '_shtab_devmap_using check' -l quantize -xka "int8 nf4 fp4" -d 'Let bitsandbytes quantize the weights while they are loaded.'
 complete -c devmap -n '_shtab_devmap_using check' -l revision -x -d 'A branch, tag or commit of the hub model.'
 complete -c devmap -n '_shtab_devmap_using check' -l trust-remote-code -d 'Run the model code that comes with the model'"'"'s repository.'
 complete -c devmap -n '_shtab_devmap_using check' -l json -d 'Print one JSON document on stdout and nothing else.'
@@ -116,6 +127,7 @@ complete -c devmap -n '_shtab_devmap_using run' -l temperature -x -d '0 always t
 complete -c devmap -n '_shtab_devmap_using run' -l seed -x -d 'Make drawn tokens repeatable.'
 complete -c devmap -n '_shtab_devmap_using run' -l batch-size -x -d 'How often to give the prompt at once.'
 complete -c devmap -n '_shtab_devmap_using run' -l attention -x -d 'sdpa, eager, flash_attention_2 … [default: the map'"'"'s].'
+complete -c devmap -n '_shtab_devmap_using run' -l kv-dtype -xka "auto fp8 int8 int4 int2" -d 'What the KV cache is kept in: auto is the model'"'"'s dtype. To run, int8 needs the package hqq, int4 and int2 need optimum-quanto (with nvcc on NVIDIA GPUs), fp8 needs none [default: the map'"'"'s, or auto].'
 complete -c devmap -n '_shtab_devmap_using run' -l offload-folder -xka "(__fish_complete_directories)" -d 'Keep offloaded weights there [default: temporary].'
 complete -c devmap -n '_shtab_devmap_using run' -l simulate -d 'Run on simulated GPUs with the map'"'"'s budgets as memory.'
 complete -c devmap -n '_shtab_devmap_using run' -l trust-remote-code -d 'Run the model code that comes with the model'"'"'s repository.'

@@ -245,6 +245,15 @@ class TestRefusals:
         assert read_map(path).workload == workload
         assert "videos" not in example().to_document()["workload"]
 
+    @pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4", "int2"])
+    def test_what_the_kv_cache_is_kept_in_is_read_back_and_not_written_where_it_is_auto(
+        self, tmp_path: Path, kv_dtype: str
+    ) -> None:
+        workload = MapWorkload(kv_dtype=kv_dtype)
+        path = write_json(tmp_path, replace(example(), workload=workload).to_document())
+        assert read_map(path).workload == workload
+        assert "kv_dtype" not in example().to_document()["workload"]
+
     @pytest.mark.parametrize("size", [[1], [1, 2], [1, 2, 0], [1, 2, 3, 4], "abc"])
     def test_videos_that_are_no_sizes(self, tmp_path: Path, size: object) -> None:
         content = document()

@@ -30,6 +30,15 @@ def cards_from_option(gpus: str | None) -> dict[Device, Card]:
     return parse_gpus(gpus)
 
 
+def local_cards() -> dict[Device, Card]:
+    """The cards of this machine's accelerators, those whose names the table has."""
+    from devmap_cli.devices.cards import cards_named
+    from devmap_cli.devices.detection import detect
+
+    named = {item.device: cards_named(item.name) for item in detect() if item.device.is_accelerator}
+    return {device: found[0] for device, found in named.items() if len(found) == 1}
+
+
 def have_mxfp4_kernels(cards: Collection[Card]) -> bool:
     """Whether all of `cards` have kernels for MXFP4, by `validate_environment` of transformers' quantizer."""
     return bool(cards) and all((card.compute_capability or (0, 0)) >= _MXFP4_CAPABILITY for card in cards)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from devmap_cli.cli.budgeting import budgets_from_options, cards_from_option, have_mxfp4_kernels
+from devmap_cli.cli.budgeting import budgets_from_options, cards_from_option, have_mxfp4_kernels, local_cards
 from devmap_cli.cli.options import DtypeOption, Json, Model, QuantizeOption, Revision, Strategy, TrustRemoteCode
 from devmap_cli.cli.planning import Planning
 from devmap_cli.cli.questions import (
@@ -152,7 +152,9 @@ def plan(
         attention=attention,
         kv_dtype=kv_dtype,
     )
-    planning = Planning(spec, cards, trust_remote_code=trust_remote_code)
+    if gpus is None and max_memory is None:
+        cards = local_cards()
+    planning = Planning(spec, cards, is_local=gpus is None, trust_remote_code=trust_remote_code)
     if prompt_tokens is None:
         workload = planning.with_room_for_media(workload)
     request = PlanRequest(strategy.value, budgets, workload, pins, gpu_weights, weights_only)
@@ -260,7 +262,7 @@ def _notes(
         for pin, todays in zip(request.pins, todays_pins(request.pins, planning.spec), strict=True)
         if pin != todays
     ]
-    pace = planning.pace(request)
+    pace = planning.shown_pace(request, placement)
     return [*found, *renamed, *notes, *([] if pace is None else [speed_note(pace.of(placement), pace, placement)])]
 
 

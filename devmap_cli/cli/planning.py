@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,12 +27,16 @@ _MUCH = 4
 class Planning:
     """Answers planning requests for one model, and remembers its profiles.
 
-    `cards` are those of the accelerators, as far as they are known. `reason` says why the last request was planned by
+    `cards` are those of the accelerators, as far as they are known, and `is_local` says that they are in this machine.
+    `reason` says why the last request was planned by
     weights and KV cache alone; None where it was not.
     """
 
-    def __init__(self, spec: ModelSpec, cards: Mapping[Device, Card], *, trust_remote_code: bool) -> None:
+    def __init__(
+        self, spec: ModelSpec, cards: Mapping[Device, Card], *, is_local: bool = True, trust_remote_code: bool
+    ) -> None:
         self.spec = spec
+        self.is_local = is_local
         self.reason: str | None = None
         self.cards = cards
         self._trust_remote_code = trust_remote_code
@@ -106,7 +111,7 @@ class Planning:
             quantize=quantize,
             trust_remote_code=self._trust_remote_code,
         )
-        return Planning(spec, self.cards, trust_remote_code=self._trust_remote_code)
+        return Planning(spec, self.cards, is_local=self.is_local, trust_remote_code=self._trust_remote_code)
 
     def pace(self, request: PlanRequest) -> Pace | None:
         """What tells the speed of placements for a request; None without a profile."""
@@ -116,6 +121,21 @@ class Planning:
         from devmap_cli.planning.pace import Pace
 
         return Pace(profile, self.spec.dtype, self.cards)
+
+    def shown_pace(self, request: PlanRequest, placement: Placement) -> Pace | None:
+        """The pace to tell of: with what was measured where this machine's RAM or disk takes part.
+
+        It is measured now if torch is there already, as on the first plan of a workload. Plans are made without, so
+        that they don't depend on what a machine happens to reach.
+        """
+        pace = self.pace(request)
+        if pace is None or not self.is_local or all(device.is_accelerator for device in placement.devices):
+            return pace
+        from devmap_cli.devices.measuring import measured, measured_before
+        from devmap_cli.model.cache import cache_folder
+
+        known = measured(cache_folder()) if "torch" in sys.modules else measured_before(cache_folder())
+        return replace(pace, measured=known)
 
     def profile(self, request: PlanRequest) -> Profile | None:
         """What the model needs for the workload; None where only weights count, or nothing else is known."""

@@ -24,6 +24,7 @@ _COPY_BYTES = 64 * _MIB
 _DISK_BYTES = 128 * _MIB
 _READ_BYTES = 4 * _MIB
 _MATRIX_SIZE = 512
+_FILE = "measured.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +51,30 @@ def measured(cache_folder: Path, disk_folder: Path | None = None) -> Measured:
     read or written is no failure.
     """
     folder = Path(tempfile.gettempdir()) if disk_folder is None else disk_folder
-    path = cache_folder / "measured.json"
-    key = [platform.node(), os.cpu_count(), version("torch"), str(folder.resolve())]
-    try:
-        kept = json.loads(path.read_bytes())
-        if kept.pop("key") == key:
-            return Measured(**kept)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        pass
+    known = measured_before(cache_folder, folder)
+    if known is not None:
+        return known
     result = measure(folder)
     try:
         cache_folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps({"key": key, **asdict(result)}).encode())
+        atomic_write(cache_folder / _FILE, json.dumps({"key": _key(folder), **asdict(result)}).encode())
     except Exception:  # noqa: BLE001, S110 - whatever the disk says, the answer is there without the cache
         pass
     return result
+
+
+def measured_before(cache_folder: Path, disk_folder: Path | None = None) -> Measured | None:
+    """What `measured` kept; None where nothing was measured yet."""
+    folder = Path(tempfile.gettempdir()) if disk_folder is None else disk_folder
+    try:
+        kept = json.loads((cache_folder / _FILE).read_bytes())
+        return Measured(**kept) if kept.pop("key") == _key(folder) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _key(disk_folder: Path) -> list[object]:
+    return [platform.node(), os.cpu_count(), version("torch"), str(disk_folder.resolve())]
 
 
 def measure(disk_folder: Path) -> Measured:
@@ -102,7 +112,8 @@ def _matmul(dtype: str) -> float:
 
     with torch.no_grad():
         matrix = torch.ones((_MATRIX_SIZE, _MATRIX_SIZE), dtype=getattr(torch, dtype))
-        return 2 * _MATRIX_SIZE**3 / _best_seconds(lambda: matrix @ matrix)
+        # as layers multiply: for `matrix @ matrix` in 16 bit, oneDNN has a path several times slower
+        return 2 * _MATRIX_SIZE**3 / _best_seconds(lambda: torch.nn.functional.linear(matrix, matrix))
 
 
 def _disk(folder: Path) -> float | None:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from devmap_cli.devices.cards import Card
 from devmap_cli.devices.device import CPU, DISK, Device
+from devmap_cli.devices.measuring import Measured
 from devmap_cli.planning.nouns import Placement
 from devmap_cli.planning.profile import DECODE, PREFILL, Profile
 from devmap_cli.planning.rates import Rates, accelerator_rates, disk_rates, host_rates
@@ -23,11 +24,13 @@ class Pace:
         profile: what the placed blocks have to do.
         dtype: what the model computes in, as torch names it.
         cards: of the accelerators, as far as they are known; for others one is assumed.
+        measured: figures of the machine that they are in; assumed without them.
     """
 
     profile: Profile
     dtype: str
     cards: Mapping[Device, Card]
+    measured: Measured | None = None
 
     def of(self, placement: Placement) -> Speed:
         """The speed of `placement`, whose blocks are those of the profile."""
@@ -43,10 +46,10 @@ class Pace:
     def rates(self, device: Device) -> Rates:
         """What `device` reaches."""
         if device == CPU:
-            return host_rates(self.dtype)
+            return host_rates(self.dtype, self.measured)
         if device == DISK:
-            return disk_rates()
-        return accelerator_rates(self.cards.get(device), self.dtype, kind=device.kind)
+            return disk_rates(self.measured)
+        return accelerator_rates(self.cards.get(device), self.dtype, kind=device.kind, measured=self.measured)
 
     @cached_property
     def _handovers(self) -> tuple[Handover, ...]:

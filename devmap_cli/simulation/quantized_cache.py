@@ -95,10 +95,14 @@ class GroupedLayer(QuantizedLayer):
             return self.keys.allocation.device.machine.uncounted()
         return nullcontext()
 
-    def _check_groups(self, tensor: torch.Tensor) -> None:
+    def _in_groups(self, tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+        """`tensor` in `shape`; in passing without what is left over, as tokens come to be quantized by the 128."""
         num_elements = tensor.numel() // tensor.shape[0]
         if num_elements % self.q_group_size:
-            raise ValueError(f"Group size ({self.q_group_size}) must be a divisor of ({num_elements})")
+            if not self.requantizes:
+                raise ValueError(f"Group size ({self.q_group_size}) must be a divisor of ({num_elements})")
+            tensor = tensor.view(-1)[: tensor.numel() // self.q_group_size * self.q_group_size]
+        return tensor.reshape(shape)
 
 
 class QuantoLayer(GroupedLayer):
@@ -106,9 +110,8 @@ class QuantoLayer(GroupedLayer):
 
     def _quantize(self, tensor: torch.Tensor, axis: int) -> Grouped:  # type: ignore[override]  # as transformers' own
         assert axis == 0
-        self._check_groups(tensor)
         with self._counted():
-            base = tensor.reshape(-1, self.q_group_size)
+            base = self._in_groups(tensor, -1, self.q_group_size)
             least, most = base.amin(dim=1, keepdim=True), base.amax(dim=1, keepdim=True)
             scale, shift = (most - least) / (2**self.nbits - 1), -least
             del least, most
@@ -153,9 +156,8 @@ class HqqLayer(GroupedLayer):
 
     def _quantize(self, tensor: torch.Tensor, axis: int) -> Grouped:  # type: ignore[override]  # as transformers' own
         assert axis == 0
-        self._check_groups(tensor)
         with self._counted():
-            wide = tensor.float().reshape(self.q_group_size, -1)
+            wide = self._in_groups(tensor, self.q_group_size, -1).float()
             least, most = wide.amin(dim=0, keepdim=True), wide.amax(dim=0, keepdim=True)
             span = most - least
             scale = (2**self.nbits - 1) / span

@@ -1,12 +1,14 @@
 """devmap beside plain transformers and accelerate, in one run; every figure is measured here and now.
 
 `python -m tests.benchmarks MODEL`, where MODEL is a folder with weights. Each pair runs alternately, so that both see
-the same machine; the median of each side is compared. No result fails the run: timings are for reading.
+the same machine; the median of each side is compared, of tokens/s the geometric mean of the pairs' ratios with its
+standard error. No result fails the run: timings are for reading.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -14,14 +16,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, stdev
 
 from rich.console import Console
 from rich.table import Table
 
 BIN = Path(sys.executable).parent
 ROUNDS = 5
-RUN_ROUNDS = 3  # a run takes half a minute
+RUN_ROUNDS = 8  # single runs differ by 10 % and more
 BUDGETS = "0:6GB,1:6GB,2:6GB"
 PROMPT = "Write a long story about a dragon who learns to sail."
 NEW_TOKENS = 48
@@ -109,14 +111,19 @@ def _run_rows(model: str, scratch: Path) -> list[tuple[str, ...]]:
         tokens = str(NEW_TOKENS)
         ours = [str(BIN / "devmap"), "run", "--map", map_path, "--prompt", PROMPT, "--max-new-tokens", tokens, "--json"]
         theirs = [sys.executable, "-c", PLAIN_RUN, map_path, str(scratch / "offload"), PROMPT, tokens]
-        mine, plain = [], []
-        for _ in range(RUN_ROUNDS):
-            mine.append(json.loads(_output(ours))["measured"])
-            plain.append(json.loads(_output(theirs)))
+        mine: list[dict[str, float]] = []
+        plain: list[dict[str, float]] = []
+        for number in range(RUN_ROUNDS):  # either goes first in turn
+            for is_ours in (number % 2 == 0, number % 2 == 1):
+                document = json.loads(_output(ours if is_ours else theirs))
+                (mine if is_ours else plain).append(document["measured"] if is_ours else document)
         load, rate = "load_seconds", "decode_tokens_per_second"
         rows.append(_time_row(f"run, {name}: load time", *(median(r[load] for r in side) for side in (mine, plain))))
-        speeds = [median(r[rate] for r in side) for side in (mine, plain)]
-        rows.append((f"run, {name}: tokens/s", *(f"{speed:.2f}" for speed in speeds), f"{speeds[0] / speeds[1]:.3f}"))
+        speeds = [fmean(r[rate] for r in side) for side in (mine, plain)]
+        ratios = [math.log(one[rate] / other[rate]) for one, other in zip(mine, plain, strict=True)]
+        error = stdev(ratios) / math.sqrt(len(ratios))
+        ratio = f"{math.exp(fmean(ratios)):.3f} ± {error:.3f}"
+        rows.append((f"run, {name}: tokens/s", *(f"{speed:.2f}" for speed in speeds), ratio))
     return rows
 
 

@@ -56,7 +56,8 @@ def test_a_warm_cache_needs_nothing_heavy(command: str, described: Path) -> None
         "import sys; from devmap_cli.cli import invoke; code = invoke(sys.argv[1:]); "
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr); sys.exit(code)"
     )
-    options = ["--max-memory", "0:9MB"] if command == "plan" else []
+    options = ["--max-memory", "0:99MB"] if command == "plan" else []
+    assert run_devmap(command, described, *options, cwd=described).exit_code == 0  # warms it
     done = run_python("-c", script, command, described, *options, "--json", cwd=described)
     assert (done.exit_code, done.stderr) == (0, "[]\n")
 
@@ -140,7 +141,7 @@ def test_debug_shows_the_traceback(
 
 
 def test_no_colours_when_piped(described: Path) -> None:
-    for command in (["inspect"], ["plan", "--max-memory", "0:9MB,cpu:1MB"]):
+    for command in (["inspect"], ["plan", "--max-memory", "0:99MB,cpu:1MB"]):
         done = run_devmap(*command, described, cwd=described, env={"TERM": "xterm-256color"})
         assert done.exit_code == 0
         assert "\x1b" not in done.stdout + done.stderr
@@ -174,7 +175,7 @@ def test_colours_on_a_terminal_unless_unwanted(described: Path) -> None:
 
 
 def test_no_line_ends_in_blanks_when_piped(described: Path) -> None:
-    for command in (["inspect"], ["plan", "--max-memory", "0:9MB,1:9MB"]):
+    for command in (["inspect"], ["plan", "--max-memory", "0:99MB,1:99MB"]):
         lines = run_devmap(*command, described, cwd=described).stdout.splitlines()
         assert lines
         assert [line for line in lines if line != line.rstrip()] == []
@@ -196,7 +197,7 @@ def in_a_shell(redirections: str, *arguments: object, cwd: Path, **env: str) -> 
 
 
 def test_streams_that_are_closed(described: Path) -> None:
-    plan = ("plan", described, "--max-memory", "0:9MB,1:9MB")
+    plan = ("plan", described, "--max-memory", "0:99MB,1:99MB")
     assert in_a_shell(">&-", *plan, cwd=described) == Outcome(0, "", "wrote map.json\n")
     assert in_a_shell(">&-", *plan, "--json", cwd=described) == Outcome(0, "", "")
     assert in_a_shell("2>&-", *plan, cwd=described).exit_code == 0
@@ -214,12 +215,12 @@ def test_a_full_stdout_is_named(described: Path, env: dict[str, str]) -> None:
 
 
 def test_encodings_without_box_characters(described: Path) -> None:
-    plan = ("plan", described, "--max-memory", "0:9MB,1:9MB")
+    plan = ("plan", described, "--max-memory", "0:99MB,1:99MB")
     for env in ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii"}):
         done = run_devmap(*plan, cwd=described, env=env)
         assert (done.exit_code, done.stderr) == (0, "wrote map.json\n")
         assert "#####" in done.stdout
-        assert "1 x (2,048" in done.stdout
+        assert "1 x (128" in done.stdout
         assert "|-- model" in run_devmap("inspect", described, cwd=described, env=env).stdout
 
 
@@ -240,7 +241,7 @@ def test_signals_end_in_one_error_line(tmp_path: Path, number: signal.Signals, e
 
 
 @pytest.mark.parametrize(
-    "arguments", [["plan", "{}", "--max-memory", "0:9MB", "-o", ""], ["inspect", ""], ["check", "--map", ""]]
+    "arguments", [["plan", "{}", "--max-memory", "0:99MB", "-o", ""], ["inspect", ""], ["check", "--map", ""]]
 )
 def test_empty_names(devmap: Callable[..., Outcome], described: Path, arguments: list[str]) -> None:
     done = devmap(*(argument.format(described) for argument in arguments))

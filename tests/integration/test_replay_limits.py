@@ -114,14 +114,14 @@ class TestVicuna13B:
 
 
 def test_9_6_billion_parameters_on_a_card_of_16_gb(planner: Planner) -> None:
-    # 9.605 B parameters of 2 bytes are 17.9, and a short prompt takes little more
+    # 9.605 B parameters of 2 bytes are 17.9; the runtime's share and a short prompt come on top
     refusal = planner.refusal("llama-9.6b", "0:16GB")
-    assert 17.9 * GIB < refusal.needed_bytes < 18.3 * GIB
+    assert 17.9 * GIB < refusal.needed_bytes < 19.5 * GIB
+    assert refusal.needed_bytes - refusal.budget_bytes == refusal.missing_bytes
     assert refusal.budget_bytes == 16 * 10**9
 
 
 @needs_corpus
-@pytest.mark.xfail(strict=False, reason="put on cpu whole, where its kernels for GPUs do not run")
 def test_awq_is_not_offloaded(planner: Planner) -> None:
     done = planner.run("TheBloke__Llama-2-7B-AWQ", "--max-memory", "0:3GB,cpu:30GB", *SHORT)
     assert done.exit_code == 1
@@ -152,13 +152,11 @@ class TestOPT30BOnOneSmallCard:
         assert "disk unused: all fits on the accelerators and cpu" in planned.text
 
 
-@pytest.mark.xfail(strict=False, reason="a plan without streamed bytes has no sizes to limit them by")
 @pytest.mark.parametrize(("max_memory", "exit_code"), [("0:3GB,cpu:30GB", 0), ("0:3GB", 1)], ids=["ram", "none"])
 def test_weights_alone_on_a_card_that_is_too_small(planner: Planner, max_memory: str, exit_code: int) -> None:
     assert planner.run("gpt-neo-2.7B", "--max-memory", max_memory, "--weights-only").exit_code == exit_code
 
 
-@pytest.mark.xfail(strict=False, reason="divides by the seconds of tokens after the first, of which there are none")
 def test_strategies_for_an_answer_of_one_token(planner: Planner) -> None:
     options = ("--max-memory", "0:2GB,1:2GB", "--prompt-tokens", 128, "--max-new-tokens", 1)
     assert planner.run("gpt2", *options, "--strategy", "all").exit_code == 0

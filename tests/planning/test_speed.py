@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from devmap_cli.devices.cards import Card, cards, cards_named
-from devmap_cli.devices.device import CPU, DISK, Device
+from devmap_cli.devices.device import CPU, DISK, Device, main_device
 from devmap_cli.devices.measuring import Measured
 from devmap_cli.planning.rates import (
     ASSUMED_CARDS,
@@ -31,7 +31,6 @@ from devmap_cli.planning.speed import (
     compute_seconds,
     handovers_of,
     hop_seconds,
-    main_device,
     marginal_costs,
     predict,
     seconds_per_token,

@@ -16,7 +16,6 @@ from transformers.cache_utils import QuantizedCache
 
 from devmap_cli.errors import RequestError
 from devmap_cli.model.kv_dtypes import AUTO, KV_DTYPES, QUANTIZED, check_kv_dtype_for, generation_options
-from devmap_cli.simulation.allocator import MIN_BLOCK_BYTES
 from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.cache_growth import grow, tensors_of
 from devmap_cli.simulation.memory import DeviceRehearsal
@@ -54,7 +53,8 @@ def config() -> LlamaConfig:
 
 def empty_model() -> Any:
     with torch.device("meta"):
-        return LlamaForCausalLM(config()).to(torch.bfloat16).eval()
+        model: Any = LlamaForCausalLM(config())
+    return model.to(torch.bfloat16).eval()
 
 
 def rehearsed(kv_dtype: str, prompt_tokens: int, max_new_tokens: int, batch_size: int = 1) -> DeviceRehearsal:
@@ -148,8 +148,8 @@ def test_the_last_step_needs_the_memory_to_quantize_anew(kv_dtype: str, num_step
     with simulated_devices([UNLIMITED_BYTES], numbers=Shapes(lambda _: None)) as machine:
         grown = fed(kv_dtype, [400])
         grow(grown.cache, num_steps)
-        layer = grown.cache.layers[0]
-        assert isinstance(layer, GroupedLayer)
+        layer: Any = grown.cache.layers[0]
+        assert isinstance(grown.cache.layers[0], GroupedLayer)
         assert layer.requantizes == requantizes
         states = torch.zeros(1, HEADS, 1, SIZE, dtype=torch.bfloat16, device="sim:0")
         machine.devices[0].reset_peak()
@@ -179,6 +179,15 @@ def test_real_numbers_come_back_nearly_as_they_were(kv_dtype: str, error: float)
             assert isinstance(near, DeviceTensor)
             furthest = (exact.numbers - near.numbers).abs().max().item()
             assert 0 < furthest < error * exact.numbers.abs().max().item()
+
+
+@pytest.mark.parametrize("kv_dtype", GROUPED)
+def test_tokens_that_are_not_quantized_yet_need_no_whole_group(kv_dtype: str) -> None:
+    with torch.device("meta"):
+        model: Any = TINY_MODELS["llama"].build().eval()  # 2 heads of 16: two tokens are a group
+    for num_tokens in (24, 200, 201):
+        workload = Workload(1, 32, num_tokens, kv_dtype=kv_dtype)
+        rehearse(model, {"": 0}, workload, [UNLIMITED_BYTES]).raise_failure()
 
 
 def test_groups_that_do_not_divide_are_refused() -> None:
