@@ -26,6 +26,7 @@ bench: $(VENV)/dev.stamp $(MODEL)/config.json ## measure against transformers an
 	$(PYTHON) -m tests.benchmarks.rehearsals
 	$(PYTHON) -m tests.benchmarks.speeds
 	$(PYTHON) -m tests.benchmarks.plans --models 40
+	$(PYTHON) -m pytest -m slow
 
 completions: $(VENV)/dev.stamp ## write completions/ and the help texts in README.md
 	$(PYTHON) -m tests.surface

@@ -28,6 +28,7 @@ def planner(devmap: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.
 class TestBloom176B:
     """In int8: 70 blocks of 12·14,336² bytes, 2.30; the embedding of 250,880 rows in 16 bit, 6.70; together 167.7."""
 
+    @pytest.mark.slow
     def test_four_unequal_cards_hold_it_without_ram(self, planner: Planner) -> None:
         budgets = "0:31GB,1:63GB,2:63GB,3:63GB,cpu:400GB"
         planned = planner.plan(BLOOM, *INT8, "--max-memory", budgets, *SHORT)
@@ -61,6 +62,7 @@ class TestBloom176B:
         assert refusal.needed_bytes - refusal.budget_bytes == pytest.approx(146 * GIB, rel=0.01)
 
 
+@pytest.mark.slow
 @needs_corpus
 def test_llama_2_70b_in_nf4_and_the_longest_prompt(planner: Planner) -> None:
     # 69 B parameters: blocks of 4.13 bits a weight, 17.7 each half, and half a GiB of embedding or head
@@ -102,6 +104,7 @@ class TestVicuna13B:
     def test_not_in_16_bit(self, planner: Planner) -> None:
         assert planner.refusal("vicuna-13b", self.BUDGETS).needed_bytes == pytest.approx(24.4 * GIB, rel=0.01)
 
+    @pytest.mark.slow
     def test_in_int8_with_a_tiny_context_only(self, planner: Planner) -> None:
         # 12.4 of weights in 14.9, of which the runtime takes 1.25
         assert isinstance(planner.answer("vicuna-13b", self.BUDGETS, quantize="int8"), Placement)
@@ -127,6 +130,7 @@ def test_awq_is_not_offloaded(planner: Planner) -> None:
     assert done.exit_code == 1
 
 
+@pytest.mark.slow
 class TestOPT30BOnOneSmallCard:
     """55.8 in float16, on 8 GB with 32 GB of RAM and a disk."""
 
