@@ -175,3 +175,21 @@ def test_the_default_prompt_is_no_longer_than_the_model(devmap: Run, toy: MakeTo
     done = devmap("plan", toy("qwen2"), "--max-memory", "0:100MB", "--json")
     workload = json.loads(done.stdout)["workload"]
     assert workload["prompt_tokens"] + workload["max_new_tokens"] == 256
+
+
+def test_the_default_prompt_has_room_for_images(devmap: Run, toy: MakeToy) -> None:
+    folder = toy("qwen2_5_vl")
+    images = [option for _ in range(9) for option in ("--image", "448x448")]
+    document = json.loads(devmap("plan", folder, "--max-memory", "0:900MB", *images, "--json").stdout)
+    assert document["workload"]["prompt_tokens"] > 9 * 256
+    given = ("--prompt-tokens", "100")
+    refused = devmap("plan", folder, "--max-memory", "0:900MB", *images, *given)
+    assert refused.exit_code == 2
+    assert "--prompt-tokens" in refused.stderr.partition("hint: ")[2]
+
+
+def test_weights_for_gpus_only_are_not_offloaded(devmap: Run, toy: MakeToy) -> None:
+    folder = toy("qwen2", **BILLIONS)
+    done = devmap("plan", folder, "--max-memory", "0:1GB,cpu:30GB", "--quantize", "int8")
+    assert done.exit_code == 1
+    assert "int8 weights run on accelerators only" in done.stderr

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from devmap_cli.devices.device import CPU, DISK, Device, DeviceError
+from devmap_cli.devices.device import CPU, DISK, Device, DeviceError, main_device
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,20 @@ def test_what_a_map_holds_names_the_same_device(kind: str, index: int) -> None:
 def test_a_number_above_any_machine_is_a_typo(text: str) -> None:
     with pytest.raises(DeviceError, match="no machine has a number above 1023"):
         Device.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "main"),
+    [
+        ([1, 0, "cpu"], 0),
+        (["cpu", 3, 2, "disk"], 2),
+        (["npu:1", "cpu", "npu:0"], "npu:0"),
+        (["disk", "cpu"], "cpu"),
+        (["mps", "cpu"], "mps"),
+    ],
+)
+def test_the_main_device_is_the_one_that_accelerate_picks(values: list[int | str], main: int | str) -> None:
+    assert main_device(map(Device.parse, values)).map_value == main
+    if all(isinstance(value, int) or value in ("cpu", "disk") for value in values):
+        accelerates = [*(set(values) - {"cpu", "disk"}), "cpu"][0]
+        assert main == accelerates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from devmap_cli.devices.device import CPU, Device
 from devmap_cli.errors import RequestError
 from devmap_cli.model.spec import ModelSpec, ModuleSpec, TensorSpec
 from devmap_cli.planning.blocks import blocks_of
-from devmap_cli.planning.pins import Pin, apply_pins, load_rules, parse_pin, parse_weights
+from devmap_cli.planning.pins import Pin, apply_pins, load_rules, parse_pin, parse_weights, todays_pins
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +55,13 @@ def fixed(spec: ModelSpec, *pins: Pin) -> dict[str, Device]:
 )
 def test_a_pattern_pins_all_blocks_at_or_below_it(pattern: str, expected: list[str]) -> None:
     assert fixed(model(), parse_pin(f"{pattern}=1")) == dict.fromkeys(expected, GPU1)
+
+
+def test_names_of_an_older_transformers_are_understood() -> None:
+    spec = replace(model(), renamings=(("^transformer", "model"), ("^head", "lm_head")))
+    pins = (parse_pin("transformer.layers.{0..2}=1"), parse_pin("head=0"), parse_pin("model.embed=1"))
+    assert [pin.pattern for pin in todays_pins(pins, spec)] == ["model.layers.{0..2}", "lm_head", "model.embed"]
+    assert fixed(spec, *pins) == {**dict.fromkeys(["model.embed", *LAYERS[:3]], GPU1), "lm_head": GPU0}
 
 
 @pytest.mark.parametrize(

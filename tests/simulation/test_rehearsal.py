@@ -19,6 +19,8 @@ from devmap_cli.simulation.workload import Workload
 from tests.simulation.tiny_models import TINY_MODELS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from devmap_cli.simulation.machine import Machine
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -36,7 +38,8 @@ def empty_model(name: str) -> Any:
 
 def workload_of(name: str, **options: Any) -> Workload:
     images = ((56, 56),) if name in ("qwen2_5_vl", "gemma3") else ()
-    return Workload(BATCH, PROMPT, NEW, **{"images": images, **options})
+    usual = {"batch_size": BATCH, "prompt_tokens": PROMPT, "max_new_tokens": NEW, "images": images}
+    return Workload(**{**usual, **options})
 
 
 def rehearsed(name: str, devices: list[int | str], **options: Any) -> Rehearsal:
@@ -46,8 +49,17 @@ def rehearsed(name: str, devices: list[int | str], **options: Any) -> Rehearsal:
     return rehearse(empty_model(name), device_map, workload, capacities, **options)
 
 
-def really_run(folder: Path, name: str, devices: list[int | str], capacities: list[int]) -> Machine:
+def really_run(
+    folder: Path,
+    name: str,
+    devices: list[int | str],
+    capacities: list[int],
+    *,
+    workload: dict[str, Any] | None = None,
+    on_step: Callable[[], None] = lambda: None,
+) -> Machine:
     """Load and generate with real numbers, every token one by one; the machine, for its figures."""
+    asked = workload_of(name, **(workload or {}))
     tiny = TINY_MODELS[name]
     tiny.save(folder)
     with simulated_devices(capacities) as machine:
@@ -55,10 +67,13 @@ def really_run(folder: Path, name: str, devices: list[int | str], capacities: li
             device_map = tiny.device_map(devices)
             model: Any = type(tiny.build()).from_pretrained(folder, device_map=device_map, offload_folder=folder)
         machine.modules.watch(model)
-        inputs = {key: value.to("sim:0") for key, value in make_inputs(model.config, workload_of(name)).items()}
+        inputs = {key: value.to("sim:0") for key, value in make_inputs(model.config, asked).items()}
+        model.register_forward_hook(lambda *_: on_step())
         options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
         with machine.phase("run"):
-            model.generate(**inputs, max_new_tokens=NEW, min_new_tokens=NEW, **options)
+            model.generate(
+                **inputs, max_new_tokens=asked.max_new_tokens, min_new_tokens=asked.max_new_tokens, **options
+            )
     return machine
 
 
@@ -105,6 +120,21 @@ def test_one_byte_less_than_the_rehearsed_need_runs_out_of_memory_in_the_phase_f
     with pytest.raises(torch.OutOfMemoryError, match="sim:1 out of memory") as caught:
         really_run(tmp_path, "llama", [0, 0, 1, 1], too_little)
     assert str(caught.value) == str(failure.error)
+
+
+def test_a_cache_that_outgrows_the_device_runs_out_of_memory_in_decode(tmp_path: Path) -> None:
+    many = {"batch_size": 64, "prompt_tokens": 2, "max_new_tokens": 48}
+    unlimited = rehearsed("llama", [0, 0, 1, 1], workload=many).devices[1]
+    assert unlimited.peak_phase == "decode"
+    prefill, decode = (unlimited.phases[phase].reserved_bytes for phase in ("prefill", "decode"))
+    too_little = [GIB, (prefill + decode) // 2]
+    failure = rehearsed("llama", [0, 0, 1, 1], workload=many, capacities=too_little).failure
+    assert failure is not None
+    assert failure.phase == "decode"
+    steps = []
+    with pytest.raises(torch.OutOfMemoryError, match="sim:1 out of memory"):
+        really_run(tmp_path, "llama", [0, 0, 1, 1], too_little, workload=many, on_step=lambda: steps.append(1))
+    assert 1 < len(steps) < many["max_new_tokens"]
 
 
 def test_weights_that_do_not_fit_fail_while_loading() -> None:
