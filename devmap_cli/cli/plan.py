@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from devmap_cli.planning.nouns import Infeasible, Placement
     from devmap_cli.planning.planner import PlanRequest
 
+_FLASH_CAPABILITY = (8, 0)
+
 
 def plan(
     model: Model,
@@ -125,11 +127,8 @@ def plan(
     from devmap_cli.planning.pins import load_rules, parse_pin, parse_weights
     from devmap_cli.planning.planner import PlanRequest, map_file
 
+    _check_targets(strategy, output, report)
     _check_questions(strategy, solve=solve, gpus=gpus, how_many=how_many, output=output, weights_only=weights_only)
-    if report is not None:
-        from devmap_cli.render.report import check_report_path
-
-        check_report_path(report)
     cards = cards_from_option(gpus)
     pins = (*(load_rules(rules) if rules else ()), *map(parse_pin, pin or ()))
     budgets = budgets_from_options(max_memory, reserve or [], no_offload=no_offload, cards=cards)
@@ -154,7 +153,8 @@ def plan(
     )
     if gpus is None and max_memory is None:
         cards = local_cards()
-    planning = Planning(spec, cards, is_local=gpus is None, trust_remote_code=trust_remote_code)
+    planning = Planning(spec, cards, is_local=gpus is None and max_memory is None, trust_remote_code=trust_remote_code)
+    _check_attention(attention, planning)
     if prompt_tokens is None:
         workload = planning.with_room_for_media(workload)
     request = PlanRequest(strategy.value, budgets, workload, pins, gpu_weights, weights_only)
@@ -201,6 +201,28 @@ def plan(
             shown.write_report(report)
         if not as_json:
             shown.show(target, explain=explain, report=report)
+
+
+def _check_targets(strategy: Strategy, output: str | None, report: Path | None) -> None:
+    """Refuse a report that has nothing to show, or would lie where the map does."""
+    if report is None:
+        return
+    if strategy is Strategy.all:
+        raise RequestError("--report draws one plan, and --strategy all makes none", "name one strategy")
+    if output not in (None, "-") and Path(str(output)).resolve() == report.resolve():
+        raise RequestError(f"--output and --report both name {report}", "give --report another file")
+    from devmap_cli.render.report import check_report_path
+
+    check_report_path(report)
+
+
+def _check_attention(attention: Attention, planning: Planning) -> None:
+    """Refuse kernels that one of the cards has not."""
+    if attention is Attention.flash_attention_2 and planning.compute_capability < _FLASH_CAPABILITY:
+        raise RequestError(
+            "FlashAttention 2 runs on GPUs from compute capability 8.0 on, and not on all of these",
+            "--attention sdpa",
+        )
 
 
 def _check_questions(

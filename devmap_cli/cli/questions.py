@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -120,15 +120,28 @@ def solve_for(planning: Planning, request: PlanRequest, what: Solve) -> tuple[La
     limit = _limit(planning.spec, workload, what)
 
     def asked(value: int) -> PlanRequest:
-        return replace(request, workload=_changed(workload, what, value))
+        changed = _changed(workload, what, value)
+        return replace(request, workload=planning.with_room_for_media(changed) if what is Solve.images else changed)
 
     first = {"context": workload.prompt_tokens, "batch": 2, "images": 2}[what.value]
-    found = largest(lambda value: _attempt(planning, asked(value)), first, limit)
+    found = largest(lambda value: _attempt(planning, asked, value), first, limit)
     return found if isinstance(found, Infeasible) else (found, asked(found.value))
 
 
-def _attempt(planning: Planning, request: PlanRequest) -> Placement | Infeasible:
-    return planning.plan(request, rehearse=False)
+def _attempt(planning: Planning, asked: Callable[[int], PlanRequest], value: int) -> Placement | Infeasible:
+    """The plan for a value; one that the model cannot take does not fit, if a smaller one can be taken."""
+    from devmap_cli.planning.nouns import Infeasible
+
+    try:
+        request = asked(value)
+        limit, workload = planning.spec.max_positions, request.workload
+        if limit is not None and workload.prompt_tokens + workload.max_new_tokens > limit and value > 1:
+            return Infeasible("", "the model ends there", 0, 0, 0)
+        return planning.plan(request, rehearse=False)
+    except RequestError as error:
+        if value == 1:
+            raise
+        return Infeasible("", str(error), 0, 0, 0)
 
 
 def _changed(workload: MapWorkload, what: Solve, value: int) -> MapWorkload:
@@ -165,6 +178,8 @@ def solve_note(what: Solve, found: Largest, spec: ModelSpec) -> str:
     if found.refusal is None or found.next_value is None:
         end = "the model ends there" if what is Solve.context and spec.max_positions else "no more were tried"
         return f"{answer}: {end}"
+    if not found.refusal.missing_bytes:
+        return f"{answer}: {found.refusal.reason}"
     binding = found.refusal.device or found.refusal.grow_device
     device = "all devices together bind" if binding is None else f"{binding.label} binds"
     return f"{answer}: {device}, {found.next_value:,} need {format_bytes(found.refusal.missing_bytes)} more"

@@ -106,7 +106,9 @@ def _check(strategy: str, budgets: Budgets, weights: Mapping[Device, Fraction], 
     for word, devices in (("pinned to", pinned), ("--weight names", weights)):
         stray = next((device for device in devices if device not in budgets.devices), None)
         if stray is not None:
-            hint = f"devices with a budget: {names}; add one: --max-memory '…,{stray.map_value}:10GB'"
+            hint = f"devices with a budget: {names}"
+            if stray.is_accelerator == any(device.is_accelerator for device in budgets.devices):
+                hint += f"; add one: --max-memory '…,{stray.map_value}:10GB'"
             subject = "a module is " if word == "pinned to" else ""
             raise RequestError(f"{subject}{word} {stray.label}, which has no budget", hint)
     for device, weight in weights.items():

@@ -283,8 +283,13 @@ def speed_basis(pace: Pace, devices: Iterable[Device]) -> str:
     return ", ".join(texts)
 
 
+_MINUTES_FROM = 600
+
+
 def _seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < _MINUTES_FROM else f"{seconds / 60:,.0f} min"
 
 
 def _longest(spec: ModelSpec, workload: MapWorkload) -> int:

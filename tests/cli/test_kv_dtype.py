@@ -98,6 +98,7 @@ def test_nothing_else_is_taken(devmap: Run, toy: MakeToy) -> None:
     assert "--kv-dtype" in done.error
 
 
+@pytest.mark.slow
 def test_it_is_hinted_at_where_it_is_enough(devmap: Run, toy: MakeToy) -> None:
     # 32 layers keep 32·2·64 = 4,096 bytes a token, 256 MiB for 4 sequences of 16,384 tokens, in int4 72 MiB; beside
     # them one layer at a time is dequantized, and quantized anew

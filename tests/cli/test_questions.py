@@ -193,3 +193,28 @@ def test_weights_for_gpus_only_are_not_offloaded(devmap: Run, toy: MakeToy) -> N
     done = devmap("plan", folder, "--max-memory", "0:1GB,cpu:30GB", "--quantize", "int8")
     assert done.exit_code == 1
     assert "int8 weights run on accelerators only" in done.stderr
+
+
+def test_images_until_the_device_or_the_model_ends(devmap: Run, toy: MakeToy) -> None:
+    done = devmap("plan", toy("qwen2_5_vl"), "--max-memory", "0:60MB", "--image", "56x56", "--solve", "images")
+    assert done.exit_code == 0
+    assert "images in a prompt at most: " in done.stdout
+    workload = json.loads(Path("map.json").read_text())["workload"]
+    assert f"{len(workload['images']):,} images in a prompt at most" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        (["-o", "r.svg", "--report", "r.svg"], "another file"),
+        (["--strategy", "all", "--report", "r.svg"], "name one strategy"),
+        (["--gpus", "T4", "--attention", "flash_attention_2"], "--attention sdpa"),
+        (["--gpus", "T4", "--pin", "lm_head=cpu"], "devices with a budget: 0"),
+    ],
+)
+def test_options_that_do_not_go_together(devmap: Run, toy: MakeToy, options: list[str], hint: str) -> None:
+    budgets = [] if "--gpus" in options else ["--max-memory", "0:99MB"]
+    done = devmap("plan", toy("qwen2"), *budgets, *options)
+    assert done.exit_code == 2
+    assert hint in done.stderr
+    assert not list(Path().iterdir())

@@ -110,6 +110,7 @@ class TestVicuna13B:
         assert isinstance(planner.answer("vicuna-13b", self.BUDGETS, quantize="int8"), Placement)
         planner.refusal("vicuna-13b", self.BUDGETS, quantize="int8", tokens=2048)
 
+    @pytest.mark.slow
     def test_in_nf4(self, planner: Planner) -> None:
         planned = planner.plan("vicuna-13b", "--max-memory", self.BUDGETS, "--quantize", "nf4")
         assert planned.num_layers("model.layers") == [20, 20]

@@ -50,6 +50,7 @@ class TestQwen2VLOnThreeCards:
         assert max(planned.uses) < 1.15 * min(planned.uses)
         assert "image 1024x768" in planned.text
 
+    @pytest.mark.slow
     def test_a_video_takes_more_of_the_card_with_the_vision_tower(self, planner: Planner) -> None:
         options = ("--max-memory", cards(3, "24GB"), "--prompt-tokens", 8192)
         planned = planner.plan(QWEN2_VL, *options, "--video", "1280x720x10")
@@ -57,6 +58,7 @@ class TestQwen2VLOnThreeCards:
         assert planned.gib("activation")[0] > 1.1 * max(planned.gib("activation")[1:])
 
 
+@pytest.mark.slow
 @needs_corpus
 @pytest.mark.parametrize("model", [QWEN2_VL, QWEN2_5_VL])
 def test_every_part_of_a_vision_model_is_placed_so_that_its_map_runs(devmap: Run, planner: Planner, model: str) -> None:
@@ -76,6 +78,7 @@ def test_every_part_of_a_vision_model_is_placed_so_that_its_map_runs(devmap: Run
 class TestInternVL:
     """A vision tower of 0.3 B or of 6 B parameters (0.57 or 11.0), and the published "GPU 0 counts as half"."""
 
+    @pytest.mark.slow
     def test_26b_on_three_cards_and_not_on_one(self, planner: Planner) -> None:
         planned = planner.plan("internvl2-26b", "--max-memory", cards(3, "23.65GiB"), *SHORT)
         # tower 11.0, embedding and head 1.06 each, 48 layers of 0.727, projector 0.2: 48.2
@@ -144,6 +147,7 @@ def test_gpt_neo_without_a_dtype(planner: Planner) -> None:
     assert planned.gib("weights") == pytest.approx([2.5] * 4, abs=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "fits"), [(8, False), (10, False), (11, True)])
 def test_opt_66b_on_t4s(planner: Planner, count: int, fits: bool) -> None:
     # 131.4 GB are 8.4 T4s of 14.56 GiB; a layer is 1.9, so that beside cache, activations and runtime a T4 has six
