@@ -114,10 +114,12 @@ class TestSolve:
         assert devmap("plan", model, *budgets, "--prompt-tokens", str(more), "-o", "no.json").exit_code == 1
         assert devmap("check", "--map", "map.json").exit_code == 0
 
+    @pytest.mark.slow
     def test_where_the_model_ends(self, devmap: Run, model: Path) -> None:
         done = devmap("plan", model, "--gpus", "H100", "--solve", "context", "--max-new-tokens", "1000")
         assert "19,000 tokens of prompt at most: the model ends there" in done.stdout
 
+    @pytest.mark.slow
     def test_batch(self, devmap: Run, model: Path) -> None:
         options = ("--max-memory", "0:8GB", "--prompt-tokens", "512", "--max-new-tokens", "64")
         assert devmap("plan", model, *options, "--solve", "batch").exit_code == 0

@@ -39,6 +39,7 @@ class TestQwen2VLOnThreeCards:
     22, 3 and 3 GB measured, and a video that ran out of memory.
     """
 
+    @pytest.mark.slow
     def test_an_image(self, planner: Planner) -> None:
         planned = planner.plan(QWEN2_VL, "--max-memory", cards(3, "24GB"), "--image", "1024x768")
         first, second, third = planned.num_layers(TEXT_LAYERS)
@@ -207,6 +208,7 @@ def test_llama_2_13b_by_every_strategy(planner: Planner) -> None:
     assert peaks["sequential"][2:] == [0, 0]
 
 
+@pytest.mark.slow
 def test_bloom_7b1_leaves_gpu_0_to_others(planner: Planner) -> None:
     planned: Planned = planner.plan(
         "bloom-7b1", "--strategy", "balanced_low_0", "--max-memory", "0:20GiB,1:20GiB", *SHORT
