@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from devmap_cli.checking.findings import Finding
-from devmap_cli.simulation.positions import num_positions, positions_needed, table_of_positions
+from devmap_cli.model.positions import position_limit
+from devmap_cli.simulation.positions import positions_needed, table_of_positions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,7 @@ def check_length(model: Any, workload: MapWorkload, *, takes_text: bool) -> Iter
         model: the empty model.
         takes_text: whether the prompt is text, and not sound.
     """
-    limit = num_positions(model)
+    limit = position_limit(model.config)
     num_tokens = positions_needed(model, workload, takes_text=takes_text)
     if limit is None or num_tokens <= limit:
         return

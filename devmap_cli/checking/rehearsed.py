@@ -16,6 +16,7 @@ from devmap_cli.errors import first_line
 from devmap_cli.model.kv_dtypes import AUTO, refusal
 from devmap_cli.model.names import owner
 from devmap_cli.simulation.asking import inputs_for
+from devmap_cli.simulation.memory import UNLIMITED_BYTES
 from devmap_cli.simulation.workload import simulated
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from devmap_cli.simulation.memory import DeviceRehearsal
     from devmap_cli.simulation.rehearsal import Failure, Rehearsal
 
-_UNLIMITED_BYTES = 1 << 50
 _TOO_LONG = "it is longer than what the model has positions for"
 _SOUND = "a prompt of sound as long as the model takes; the tokens of the prompt count for nothing"
 _MAX_TRIALS = 8
@@ -86,7 +86,7 @@ class _Trial:
         self._rehearser = rehearser
         self._scene = Scene(rehearser.model, rehearser.spec, device_map)
         self._capacities = [
-            allocatable_bytes(rehearser.budgets[device], device) if device in rehearser.budgets else _UNLIMITED_BYTES
+            allocatable_bytes(rehearser.budgets[device], device) if device in rehearser.budgets else UNLIMITED_BYTES
             for device in self._scene.accelerators
         ]
 
@@ -117,7 +117,7 @@ class _Trial:
                 )
             for index, finding in short.items():
                 findings[index] = finding
-                capacities[index] = _UNLIMITED_BYTES
+                capacities[index] = UNLIMITED_BYTES
             stopped_in = stopped_in or failure.phase
             if not self._may_be_short(unlimited, capacities):
                 rehearsal = unlimited
@@ -129,7 +129,7 @@ class _Trial:
         return Forecast(devices=tuple(self._weights()), findings=findings, skipped=reason)
 
     def _rehearse_unlimited(self) -> Rehearsal:
-        return self._rehearse(self._scene.places(), [_UNLIMITED_BYTES] * len(self._scene.accelerators))
+        return self._rehearse(self._scene.places(), [UNLIMITED_BYTES] * len(self._scene.accelerators))
 
     def _rehearse(self, places: Mapping[str, int | str], capacities: list[int]) -> Rehearsal:
         """Rehearse the map `places`; any error of the model's code is the rehearsal's failure."""
@@ -145,7 +145,7 @@ class _Trial:
     @staticmethod
     def _may_be_short(unlimited: Rehearsal, capacities: list[int]) -> bool:
         """Whether a device took more than it may; it may still be enough, with less kept for later."""
-        return any(_most_reserved(seen) > capacities[seen.index] for seen in unlimited.devices)
+        return any(seen.most_reserved_bytes > capacities[seen.index] for seen in unlimited.devices)
 
     def _short(self, unlimited: Rehearsal, failure: Failure, capacities: list[int]) -> dict[int, Finding]:
         """By position, the device that ran out, and the others that hold more in tensors than they have."""
@@ -153,12 +153,12 @@ class _Trial:
         findings = {}
         for seen in unlimited.devices:
             index = seen.index
-            if capacities[index] == _UNLIMITED_BYTES:
+            if capacities[index] == UNLIMITED_BYTES:
                 continue
             device = self._scene.accelerators[index]
             over = [phase for phase in PHASES if seen.allocated_bytes.get(phase, 0) > capacities[index]]
             budget = self._rehearser.budgets[device]
-            needed = _most_reserved(seen) + budget - allocatable_bytes(budget, device)
+            needed = seen.most_reserved_bytes + budget - allocatable_bytes(budget, device)
             short = diagnosis.Shortage(device, needed, seen.peak.weights_bytes, budget)
             if device in first:
                 findings[index] = diagnosis.out_of_memory(short, failure.phase, failure.module)
@@ -172,7 +172,7 @@ class _Trial:
             remedy = self._remedy(rehearsal, failure)
             told = self._told(rehearsal, (diagnosis.mixed_devices(self._scene, failure, remedy),), stopped_in)
             return replace(told, remedy=remedy)
-        if self._rehearse({"": 0}, [_UNLIMITED_BYTES]).failure is None:
+        if self._rehearse({"": 0}, [UNLIMITED_BYTES]).failure is None:
             return self._told(rehearsal, (diagnosis.run_fails(self._scene, failure),), stopped_in)
         self._refuse_kv_dtype(failure)
         finding = diagnosis.not_rehearsed(self._scene, failure)
@@ -184,7 +184,7 @@ class _Trial:
         if workload.kv_dtype == AUTO:
             return
         plain = _Trial(replace(rehearser, workload=replace(workload, kv_dtype=AUTO)), self._scene.device_map)
-        if plain._rehearse({"": 0}, [_UNLIMITED_BYTES]).failure is None:
+        if plain._rehearse({"": 0}, [UNLIMITED_BYTES]).failure is None:
             raise refusal(rehearser.spec.model_id, workload.kv_dtype, first_line(failure.error))
 
     def _remedy(self, rehearsal: Rehearsal, failure: Failure) -> tuple[Move, ...]:
@@ -246,10 +246,6 @@ class _Trial:
         for device in sorted(held, key=lambda device: (not device.is_accelerator, device)):
             load = PhasePeak(PHASES[0], held[device], 0, 0, 0)
             yield DeviceForecast(device, self._rehearser.budgets.get(device), (load,), load)
-
-
-def _most_reserved(seen: DeviceRehearsal) -> int:
-    return max(memory.reserved_bytes for memory in seen.phases.values())
 
 
 def _progress(rehearsal: Rehearsal) -> tuple[int, int]:

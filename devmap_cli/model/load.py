@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from devmap_cli.model.cache import key_of, read_spec, write_spec
+from devmap_cli.model.positions import position_limit
 from devmap_cli.model.quantization.scheme import Quantization, modelopt_text, quantization_in_map, quantization_of
 from devmap_cli.model.reference import ModelReference, resolve
 from devmap_cli.model.spec import ModelSpec
@@ -88,16 +89,10 @@ def describe(
         output_bytes_per_token=seen.output_bytes_per_token,
         kv_cache=seen.kv_cache,
         renamings=renamings_of(model),
-        max_positions=_max_positions(model.config),
+        max_positions=position_limit(model.config),
         quantization=None if quantization is None else quantization.as_in_map,
         notes=tuple(note for note in (_class_note(reference, type(model).__name__), *built.notes, seen.note) if note),
     )
-
-
-def _max_positions(config: Any) -> int | None:
-    text = config.get_text_config(decoder=True)
-    limits = (getattr(text, name, None) for name in ("max_position_embeddings", "max_target_positions"))
-    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def _no_split_classes(model: PreTrainedModel) -> frozenset[str]:

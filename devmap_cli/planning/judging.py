@@ -11,8 +11,8 @@ from devmap_cli.devices.device import Device
 from devmap_cli.devices.runtime import runtime_overhead_bytes
 from devmap_cli.planning.nouns import MemoryBreakdown, Placement
 from devmap_cli.planning.profile import Profile
-from devmap_cli.simulation.memory import DeviceRehearsal
-from devmap_cli.simulation.replay import UNLIMITED_BYTES, Replay, Seat, replay
+from devmap_cli.simulation.memory import UNLIMITED_BYTES
+from devmap_cli.simulation.replay import Replay, Seat, replay
 
 _MARGIN_BYTES = 4 << 20
 """What an allocator of PyTorch may reserve more or less for the same requests in another order: two small segments."""
@@ -65,7 +65,9 @@ class Replaying:
         margins = [_margin(budgets, device) for device in devices]
         capacities = [max(0, room - margin) for room, margin in zip(rooms, margins, strict=True)]
         unlimited = replay(self._profile.trace, seats, [UNLIMITED_BYTES] * len(devices))
-        if all(_most_reserved(seen) <= capacity for seen, capacity in zip(unlimited.devices, capacities, strict=True)):
+        if all(
+            seen.most_reserved_bytes <= capacity for seen, capacity in zip(unlimited.devices, capacities, strict=True)
+        ):
             return Verdict({}, _memory(placement, budgets, devices, unlimited))
         limited = replay(self._profile.trace, seats, capacities)
         if limited.failure is None:
@@ -108,10 +110,6 @@ def _room(budgets: Budgets, device: Device) -> int:
 def _margin(budgets: Budgets, device: Device) -> int:
     """What of it is kept free, on small devices and with their small blocks less."""
     return min(_MARGIN_BYTES, budgets.get(device) >> 8)
-
-
-def _most_reserved(seen: DeviceRehearsal) -> int:
-    return max(memory.reserved_bytes for memory in seen.phases.values())
 
 
 def _memory(

@@ -112,11 +112,12 @@ class Profiler:
 
     def _check(self, workload: MapWorkload) -> None:
         """Refuse a workload that the model cannot take."""
+        from devmap_cli.model.positions import position_limit
         from devmap_cli.simulation.asking import inputs_for
-        from devmap_cli.simulation.positions import num_positions, positions_needed, table_of_positions
+        from devmap_cli.simulation.positions import positions_needed, table_of_positions
 
         takes_text = "input_ids" in inputs_for(self.model, workload)
-        limit = num_positions(self.model)
+        limit = position_limit(self.model.config)
         if limit is None or positions_needed(self.model, workload, takes_text=takes_text) <= limit:
             return
         table = table_of_positions(self.model, limit)

@@ -15,7 +15,7 @@ from enum import IntEnum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from devmap_cli.devices.device import CPU, DISK, Device, main_device
+from devmap_cli.devices.device import DISK, Device, main_device
 from devmap_cli.planning.rates import HOP_SECONDS, Rates
 from devmap_cli.simulation.work import Work
 
@@ -81,15 +81,6 @@ class Speed:
     load_seconds: float
     devices: Mapping[Device, DeviceSpeed] = field(default_factory=dict)
     is_assumed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCosts:
-    """What one block adds to the seconds per token, by where its weights are; the computing device is the same."""
-
-    kept_seconds: float
-    from_cpu_seconds: float
-    from_disk_seconds: float
 
 
 class _Phase(IntEnum):
@@ -195,24 +186,6 @@ def hop_seconds(num_bytes: int, source: Rates, target: Rates, num_copies: int = 
     else:
         rate = min(source.hop_bytes_per_second, target.hop_bytes_per_second)
     return num_copies * HOP_SECONDS + num_bytes / rate
-
-
-def seconds_per_token(block: BlockWork, place: Device, computing: Device, rates: Mapping[Device, Rates]) -> float:
-    """What one block adds to the seconds per token, placed on `place` and run on the device `computing`."""
-    return compute_seconds(block.decode, rates[computing]) + bring_seconds(block, block.decode, place, computing, rates)
-
-
-def marginal_costs(block: BlockWork, computing: Device, rates: Mapping[Device, Rates]) -> BlockCosts:
-    """What one block adds to the seconds per token if the device `computing` keeps it, and if it is brought there.
-
-    `rates` are those of the device and of the disk. What offloading costs is the difference: the same number of bytes
-    costs the same, whichever blocks they are of, but only if those run in every step.
-    """
-    return BlockCosts(
-        kept_seconds=seconds_per_token(block, computing, computing, rates),
-        from_cpu_seconds=seconds_per_token(block, CPU, computing, rates),
-        from_disk_seconds=seconds_per_token(block, DISK, computing, rates),
-    )
 
 
 # ---------------------------------------------------------------- between blocks

@@ -68,12 +68,6 @@ def input_device(model: PreTrainedModel) -> torch.device:
     return model.device if hook is None else torch.device(hook.execution_device)
 
 
-def position_limit(config: Any) -> int | None:
-    """The number of positions that the model was made for; None where its config states none."""
-    limit = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) else None
-
-
 def _generation_config(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, request: RunRequest, max_new_tokens: int
 ) -> GenerationConfig:

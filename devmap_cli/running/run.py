@@ -13,10 +13,11 @@ from devmap_cli.devices.device import CPU, DISK, Device
 from devmap_cli.errors import FindingsError, RequestError
 from devmap_cli.model.kv_dtypes import AUTO, check_kv_dtype_for
 from devmap_cli.model.names import owner
+from devmap_cli.model.positions import position_limit
 from devmap_cli.model.quiet import quiet_libraries
 from devmap_cli.model.reference import resolve
 from devmap_cli.running.failures import Stage, told_in_our_words
-from devmap_cli.running.generating import generate, position_limit
+from devmap_cli.running.generating import generate
 from devmap_cli.running.kv_cache import check_kv_backend
 from devmap_cli.running.loading import Loadable, Recipe, load, prepare
 from devmap_cli.running.meters import MemoryMeter, meter_for

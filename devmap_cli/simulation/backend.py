@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
+from torch import library
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from devmap_cli.simulation import attention as _attention  # noqa: F401  # registers its kernel
@@ -88,15 +89,15 @@ def _register_once() -> None:
     if _libraries:
         return
     _setup_privateuseone_for_python_backend(DEVICE_TYPE, backend_module=_device_module())
-    library: Any = torch.library.Library  # untyped in torch
-    aten = library("aten", "IMPL", "PrivateUse1")
+    registry: Any = library.Library  # untyped in torch
+    aten = registry("aten", "IMPL", "PrivateUse1")
     aten.impl("empty.memory_format", kernels.empty)
     aten.impl("empty_strided", kernels.empty_strided)
     aten.impl("_copy_from", kernels.copy_from)
     for name in _COMPOSED:
         packet, _, overload = name.partition(".")
         aten.impl(name, _runs(getattr(getattr(torch.ops.aten, packet), overload or "default")))
-    anything = library("_", "IMPL")
+    anything = registry("_", "IMPL")
     anything.fallback(lambda func, *args, **kwargs: run_operator(func, args, kwargs), "PrivateUse1")
     _libraries.extend((aten, anything))
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from devmap_cli.simulation.work import Work
 
+UNLIMITED_BYTES = 1 << 50
+"""Capacity of a device that is to show what a run takes, not whether it fits."""
+
 
 @dataclass(frozen=True)
 class MemoryUse:
@@ -71,6 +74,11 @@ class DeviceRehearsal:
     def peak(self) -> PhaseMemory:
         """The figures of the highest phase."""
         return self.phases[self.peak_phase]
+
+    @property
+    def most_reserved_bytes(self) -> int:
+        """The most that the allocator took from the device in any phase."""
+        return max(memory.reserved_bytes for memory in self.phases.values())
 
 
 class AllocatorOutOfMemoryError(MemoryError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from devmap_cli.model.positions import position_limit
+
 if TYPE_CHECKING:
     from devmap_cli.mapfile import MapWorkload
 
@@ -13,18 +15,11 @@ _MOST_OFFSET = 8
 
 def usual_prompt_tokens(model: Any, usual: int, max_new_tokens: int) -> int:
     """`usual`, or fewer where the model has no positions for them and `max_new_tokens` more."""
-    limit = num_positions(model)
+    limit = position_limit(model.config)
     if limit is None:
         return usual
     new = max_new_tokens if model.can_generate() and not model.config.is_encoder_decoder else 0
     return max(1, min(usual, limit - new))
-
-
-def num_positions(model: Any) -> int | None:
-    """How many tokens the model was made for; None where its config does not say."""
-    config = model.config.get_text_config(decoder=True)
-    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_target_positions"))
-    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def positions_needed(model: Any, workload: MapWorkload, *, takes_text: bool) -> int:

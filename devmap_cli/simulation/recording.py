@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, rehearse
+from devmap_cli.simulation.memory import UNLIMITED_BYTES
+from devmap_cli.simulation.rehearsal import rehearse
 from devmap_cli.simulation.trace import MAX_DEVICES, Recorder, Trace
 
 if TYPE_CHECKING:

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from devmap_cli.simulation.trace import Recorder
     from devmap_cli.simulation.workload import Workload
 
-UNLIMITED_BYTES = 1 << 50
-"""Capacity of a device that is to show what a run takes, not whether it fits."""
-
 
 @dataclass(frozen=True)
 class Failure:

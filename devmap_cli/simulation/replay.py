@@ -14,9 +14,6 @@ from devmap_cli.simulation.allocator import Block, CachingAllocator
 from devmap_cli.simulation.memory import AllocatorOutOfMemoryError, DeviceRehearsal, PhaseMemory
 from devmap_cli.simulation.trace import Event, Trace
 
-UNLIMITED_BYTES = 1 << 50
-"""Capacity of a device that is to show what a run takes, not whether it fits."""
-
 
 @dataclass(frozen=True, slots=True)
 class Seat:

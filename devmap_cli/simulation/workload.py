@@ -35,11 +35,6 @@ class Workload:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
-    @property
-    def cached_tokens_at_last_step(self) -> int:
-        """Length of the cache before the last decode step: all tokens but the last two generated ones."""
-        return self.prompt_tokens + max(0, self.max_new_tokens - 2)
-
 
 def simulated(asked: MapWorkload) -> Workload:
     """The workload of a map, which has heights before widths, as a rehearsal takes it."""

@@ -109,7 +109,8 @@ def _in_a_process(task: str, config: Path, quant: str = "BF16", rows: list[dict[
 
 
 def _peaks(config: Path, quant: str, rows: list[dict[str, str]]) -> list[dict[str, int]]:
-    from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, rehearse
+    from devmap_cli.simulation.memory import UNLIMITED_BYTES
+    from devmap_cli.simulation.rehearsal import rehearse
     from devmap_cli.simulation.workload import Workload
 
     model = _empty(config, quant)
@@ -123,7 +124,8 @@ def _peaks(config: Path, quant: str, rows: list[dict[str, str]]) -> list[dict[st
 
 
 def _timed(config: Path) -> dict[str, float]:
-    from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, rehearse
+    from devmap_cli.simulation.memory import UNLIMITED_BYTES
+    from devmap_cli.simulation.rehearsal import rehearse
     from devmap_cli.simulation.workload import Workload
 
     _empty(config)  # imports the model's code

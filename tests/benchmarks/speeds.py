@@ -99,7 +99,8 @@ def _filled(blocks: Sequence[BlockWork], used_gib: Sequence[float]) -> list[Devi
 
 def _blocks(run: Run) -> tuple[list[BlockWork], tuple[Handover, ...]]:
     """Each block's work, from a rehearsal with each on a device of its own."""
-    from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, rehearse
+    from devmap_cli.simulation.memory import UNLIMITED_BYTES
+    from devmap_cli.simulation.rehearsal import rehearse
     from devmap_cli.simulation.workload import Workload
 
     model = _empty(run.model)

@@ -15,7 +15,8 @@ from devmap_cli.model.empty import build_quantized
 from devmap_cli.model.quantization.scheme import modelopt_text, quantization_of
 from devmap_cli.model.quiet import quiet_libraries
 from devmap_cli.model.reference import resolve
-from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, rehearse
+from devmap_cli.simulation.memory import UNLIMITED_BYTES
+from devmap_cli.simulation.rehearsal import rehearse
 from devmap_cli.simulation.workload import Workload
 from tests.support.toys import write_config
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -28,12 +29,11 @@ from devmap_cli.planning.rates import (
 from devmap_cli.planning.speed import (
     BlockWork,
     Handover,
+    bring_seconds,
     compute_seconds,
     handovers_of,
     hop_seconds,
-    marginal_costs,
     predict,
-    seconds_per_token,
 )
 from devmap_cli.simulation.machine import Transfer
 from devmap_cli.simulation.work import Work
@@ -153,10 +153,14 @@ def test_a_link_connects_cards_of_one_name() -> None:
     assert hop_seconds(100, ROUND, linked) == pytest.approx(20 + HOP_SECONDS)
 
 
+def paid(block: BlockWork, place: Device, computing: Device, rates: Mapping[Device, Rates]) -> float:
+    """Seconds per token of one block: what it computes, and what has to be brought for it."""
+    return compute_seconds(block.decode, rates[computing]) + bring_seconds(block, block.decode, place, computing, rates)
+
+
 def test_costs_of_keeping_and_of_bringing() -> None:
-    costs = marginal_costs(BLOCK, GPU, RATES)
-    assert (costs.kept_seconds, costs.from_cpu_seconds, costs.from_disk_seconds) == (2, 22, 72)
-    assert seconds_per_token(BLOCK, DISK, CPU, RATES) == 10 + 50
+    assert [paid(BLOCK, place, GPU, RATES) for place in (GPU, CPU, DISK)] == [2, 22, 72]
+    assert paid(BLOCK, DISK, CPU, RATES) == 10 + 50
 
 
 def test_the_main_device_is_the_accelerator_with_the_smallest_number() -> None:
@@ -190,15 +194,11 @@ def test_offloading_more_is_never_faster(blocks: list[BlockWork], data: st.DataO
 
 
 @given(st.lists(BLOCKS, min_size=1, max_size=6), st.data())
-def test_marginal_costs_are_what_a_placement_pays(blocks: list[BlockWork], data: st.DataObject) -> None:
+def test_what_blocks_cost_is_what_a_placement_pays(blocks: list[BlockWork], data: st.DataObject) -> None:
     places = data.draw(st.lists(st.sampled_from([GPU, CPU, DISK]), min_size=len(blocks), max_size=len(blocks)))
-    costs = [marginal_costs(block, GPU, REAL) for block in blocks]
-    paid = [
-        {GPU: cost.kept_seconds, CPU: cost.from_cpu_seconds, DISK: cost.from_disk_seconds}[place]
-        for cost, place in zip(costs, places, strict=True)
-    ]
+    costs = [paid(block, place, GPU, REAL) for block, place in zip(blocks, places, strict=True)]
     speed = predict([IDLE, *blocks], [GPU, *places], REAL)
-    assert speed.seconds_per_token == pytest.approx(sum(paid))
+    assert speed.seconds_per_token == pytest.approx(sum(costs))
 
 
 @given(BLOCKS, st.sampled_from(cards()), st.sampled_from(cards()), st.sampled_from(["float16", "bfloat16", "float32"]))

@@ -23,8 +23,9 @@ from devmap_cli.planning.planner import PlanRequest, make_plan
 from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.profiling import Profiler
 from devmap_cli.planning.strategies import STRATEGIES
+from devmap_cli.simulation.memory import UNLIMITED_BYTES
 from devmap_cli.simulation.rehearsal import Rehearsal, rehearse
-from devmap_cli.simulation.replay import UNLIMITED_BYTES, Seat, replay
+from devmap_cli.simulation.replay import Seat, replay
 from devmap_cli.simulation.workload import simulated
 from tests.simulation.tiny_models import TINY_MODELS
 from tests.support.toys import write_toy

@@ -10,7 +10,8 @@ import torch
 import transformers
 from transformers import AutoConfig
 
-from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, rehearse
+from devmap_cli.simulation.memory import UNLIMITED_BYTES
+from devmap_cli.simulation.rehearsal import rehearse
 from devmap_cli.simulation.workload import Workload
 
 CONFIGS = Path(__file__).parents[2].parent / "shared" / "corpus" / "configs"

@@ -18,10 +18,10 @@ from devmap_cli.errors import RequestError
 from devmap_cli.model.kv_dtypes import AUTO, KV_DTYPES, QUANTIZED, check_kv_dtype_for, generation_options
 from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.cache_growth import grow, tensors_of
-from devmap_cli.simulation.memory import DeviceRehearsal
+from devmap_cli.simulation.memory import UNLIMITED_BYTES, DeviceRehearsal
 from devmap_cli.simulation.quantized_cache import GroupedLayer, quantized_layers
 from devmap_cli.simulation.recording import record
-from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, rehearse
+from devmap_cli.simulation.rehearsal import rehearse
 from devmap_cli.simulation.replay import Seat, replay
 from devmap_cli.simulation.shapes import Shapes
 from devmap_cli.simulation.tensor import DeviceTensor

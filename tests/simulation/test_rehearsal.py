@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import library
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.inputs import make_inputs
-from devmap_cli.simulation.memory import MemoryUse
-from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, Rehearsal, rehearse
+from devmap_cli.simulation.memory import UNLIMITED_BYTES, MemoryUse
+from devmap_cli.simulation.rehearsal import Rehearsal, rehearse
 from devmap_cli.simulation.workload import Workload
 from tests.simulation.tiny_models import TINY_MODELS
 
@@ -300,8 +301,8 @@ def test_router_choices_are_among_the_assumptions() -> None:
 
 
 def test_an_operator_without_shape_inference_is_named_with_its_module() -> None:
-    library: Any = torch.library.Library  # untyped in torch
-    operators = library("devmap_test", "DEF")
+    registry: Any = library.Library  # untyped in torch
+    operators = registry("devmap_test", "DEF")
     operators.define("opaque(Tensor x) -> Tensor")
     operators.impl("opaque", torch.clone, "CPU")
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from devmap_cli.simulation.memory import DeviceRehearsal
-from devmap_cli.simulation.replay import UNLIMITED_BYTES, Replay, ReplayFailure, Seat, replay
+from devmap_cli.simulation.memory import UNLIMITED_BYTES, DeviceRehearsal
+from devmap_cli.simulation.replay import Replay, ReplayFailure, Seat, replay
 from devmap_cli.simulation.trace import Event, Holder, Trace
 
 MIB = 1 << 20

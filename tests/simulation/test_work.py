@@ -10,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 from devmap_cli.simulation import recording, trace
 from devmap_cli.simulation.backend import simulated_devices
+from devmap_cli.simulation.memory import UNLIMITED_BYTES
 from devmap_cli.simulation.recording import record
-from devmap_cli.simulation.rehearsal import UNLIMITED_BYTES, Rehearsal, rehearse
+from devmap_cli.simulation.rehearsal import Rehearsal, rehearse
 from devmap_cli.simulation.shapes import Shapes
 from devmap_cli.simulation.work import Work, WorkCounter
 from devmap_cli.simulation.workload import Workload

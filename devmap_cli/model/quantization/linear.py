@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import library, nn
 from transformers.pytorch_utils import Conv1D
 
 
@@ -101,7 +101,7 @@ class QuantizedLinear(nn.Module):
         return [tensor for name, tensor in tensors.items() if name != "bias"]
 
 
-_operators = torch.library.Library("devmap", "DEF")
+_operators = library.Library("devmap", "DEF")
 _operators.define(
     "packed_product(Tensor rows, Tensor[] packed, int num_outputs, *, ScalarType? dtype=None) -> Tensor",
 )

@@ -29,8 +29,8 @@ from devmap_cli.planning.planner import PlanRequest, make_plan
 from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.profiling import Profiler
 from devmap_cli.planning.strategies import STRATEGIES
-from devmap_cli.simulation.memory import DeviceRehearsal
-from devmap_cli.simulation.replay import UNLIMITED_BYTES, Replay, Seat, replay
+from devmap_cli.simulation.memory import UNLIMITED_BYTES
+from devmap_cli.simulation.replay import Replay, Seat, replay
 from tests.benchmarks.plans.beside import CONFIGS
 from tests.support.toys import write_toy
 
@@ -140,7 +140,7 @@ def _job(number: int, seed: int, scratch: Path, tally: Tally) -> Job | None:
     if seen.failure is not None:
         tally.counts[f"no rehearsal: {seen.failure.error}"] += 1
         return None
-    return Job(name, spec, model, workload, profile, _most_reserved(seen.devices[0]))
+    return Job(name, spec, model, workload, profile, seen.devices[0].most_reserved_bytes)
 
 
 @cache
@@ -234,7 +234,7 @@ def _differences(job: Job, budgets: Budgets, placement: Placement, tally: Tally)
     workload, capacities = simulated(job.workload), _left(budgets)
     with quiet_libraries():
         unlimited = seen = rehearse(job.model, device_map, workload, [UNLIMITED_BYTES] * len(capacities))
-        if any(_most_reserved(device) > left for device, left in zip(seen.devices, capacities, strict=True)):
+        if any(device.most_reserved_bytes > left for device, left in zip(seen.devices, capacities, strict=True)):
             tally.counts["rehearsed where the allocator has to give back what it keeps"] += 1
             seen = rehearse(job.model, device_map, workload, capacities)
     if seen.failure is not None:
@@ -266,7 +266,7 @@ def _compared(figures: _Figures, tally: Tally) -> Iterator[str]:
     in_tensors = max(device.allocated_bytes.values())
     pairs = {
         "held by tensors": (max(told.allocated_bytes.values()), in_tensors),
-        "reserved": (_most_reserved(told), _most_reserved(device)),
+        "reserved": (told.most_reserved_bytes, device.most_reserved_bytes),
         "reserved, in the table": (figures.in_table, last.peak.reserved_bytes),
     }
     for what, (mine, real) in pairs.items():
@@ -281,10 +281,6 @@ def _seats(placement: Placement) -> list[Seat]:
         Seat(device.index or 0) if device.is_accelerator else Seat(main, is_offloaded=True)
         for device in placement.devices
     ]
-
-
-def _most_reserved(device: DeviceRehearsal) -> int:
-    return max(memory.reserved_bytes for memory in device.phases.values())
 
 
 def _missed(job: Job, budgets: Budgets, tally: Tally, random: Random) -> Iterator[str]:
