@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.support.processes import run_devmap
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 CONFIGS = Path(__file__).parents[2] / "shared" / "corpus" / "configs"
+_MANY = ("--solve", "--how-many")
 _EXAMPLE = re.compile(r"```console\n\$ devmap (?P<command>(?:inspect|plan) [\w-]+/.*)\n(?P<output>(?:.*\n)*?)```")
 
 
@@ -21,7 +23,15 @@ def examples() -> list[tuple[str, str]]:
     return [(match["command"], match["output"]) for match in _EXAMPLE.finditer(README)]
 
 
-@pytest.mark.parametrize(("command", "output"), examples())
+def marked() -> list[Any]:
+    """The examples, those that rehearse many workloads or a large model marked as slow."""
+    return [
+        pytest.param(*example, marks=[pytest.mark.slow] if any(word in example[0] for word in _MANY) else [])
+        for example in examples()
+    ]
+
+
+@pytest.mark.parametrize(("command", "output"), marked())
 def test_example_is_real(command: str, output: str, tmp_path: Path) -> None:
     arguments = shlex.split(command)
     config = CONFIGS / arguments[1].replace("/", "__") / "config.json"
