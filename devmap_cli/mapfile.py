@@ -69,7 +69,10 @@ class MapWorkload:
 
 @dataclass(frozen=True, slots=True)
 class MapDevice:
-    """What was planned for one device, in bytes: the four parts add up to `peak_bytes`."""
+    """What was planned for one device, in bytes: the four parts add up to `peak_bytes`.
+
+    `card` is what kind of device it is, as the table of cards names it, where that was known.
+    """
 
     device: Device
     budget_bytes: int
@@ -77,6 +80,7 @@ class MapDevice:
     kv_cache_bytes: int = 0
     activation_bytes: int = 0
     overhead_bytes: int = 0
+    card: str | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -130,6 +134,7 @@ class MapFile:
             "devices": [
                 {
                     "device": item.device.map_value,
+                    **({"card": item.card} if item.card is not None else {}),
                     "budget_bytes": item.budget_bytes,
                     "weights_bytes": item.weights_bytes,
                     "kv_cache_bytes": item.kv_cache_bytes,
@@ -422,7 +427,8 @@ def _video(found: _Field) -> tuple[int, int, int]:
 
 def _map_device(found: _Field) -> MapDevice:
     parts = ("budget_bytes", "weights_bytes", "kv_cache_bytes", "activation_bytes", "overhead_bytes")
-    item = MapDevice(found["device"].device(), *(found[part].whole() for part in parts))
+    device, sizes = found["device"].device(), {part: found[part].whole() for part in parts}
+    item = MapDevice(device, **sizes, card=found["card"].text() if "card" in found.value else None)
     if found["peak_bytes"].whole() != item.peak_bytes:
         raise found["peak_bytes"].wrong(f"the sum of its parts, {item.peak_bytes}")
     return item

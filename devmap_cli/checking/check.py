@@ -92,7 +92,7 @@ def check_document(document: MapFile, rehearser: Rehearser) -> CheckReport:
     findings = (
         *old_names,
         *(_with_copies(finding, forecast) for finding in found if not _is_told_better(finding, forecast)),
-        *check_layers(device_map, spec),
+        *check_layers(device_map, spec, rehearser.cards),
         *forecast.findings,
     )
     return CheckReport(device_map, findings, forecast, (*spec.notes, *_budget_notes(device_map, rehearser.budgets)))
@@ -136,7 +136,9 @@ def _rewritten(document: MapFile, report: CheckReport, rehearser: Rehearser) -> 
         device_map=report.device_map,
         workload=rehearser.workload,
         devices=tuple(
-            figures[item.device].map_device(item.budget_bytes) if item.device in figures else item
+            replace(figures[item.device].map_device(item.budget_bytes), card=item.card)
+            if item.device in figures
+            else item
             for item in document.devices
         ),
         transfers=report.forecast.transfers(rehearser.workload.batch_size),

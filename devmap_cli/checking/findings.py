@@ -20,6 +20,7 @@ Code = Literal[
     "split-tie",
     "over-budget",
     "quantized-on-cpu",
+    "quantized-on-old-card",
     "back-and-forth",
     "mostly-on-cpu",
     "mixed-devices",

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from devmap_cli.checking.findings import Finding, listing
 from devmap_cli.devices.device import CPU
 from devmap_cli.model.names import is_ancestor, owner, parent
-from devmap_cli.model.quantization.scheme import NO_KERNELS, OFF_GPU, quantization_in_map
+from devmap_cli.model.quantization.scheme import NO_KERNELS, OFF_GPU, least_capability, quantization_in_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
     from devmap_cli.model.spec import ModelSpec
 
 
-def check_layers(device_map: Mapping[str, Device], spec: ModelSpec) -> tuple[Finding, ...]:
+def check_layers(
+    device_map: Mapping[str, Device], spec: ModelSpec, cards: Mapping[Device, Card] = MappingProxyType({})
+) -> tuple[Finding, ...]:
     """What is wrong with where the map puts layers (the modules that may not be split).
 
     Args:
         device_map: in today's names; layers that it does not cover are passed over.
+        cards: of the accelerators, as far as they are known.
     """
     places = _places(device_map, spec)
     return (
         *quantized_off_gpu(device_map, spec),
+        *_quantized_on_old_cards(places, spec, cards),
         *_back_and_forth(places),
         *(_mostly_off_gpu(places) if any(device.is_accelerator for device in device_map.values()) else ()),
     )
@@ -69,6 +75,26 @@ def quantized_off_gpu(device_map: Mapping[str, Device], spec: ModelSpec) -> Iter
                 "put it on a GPU",
                 consequence,
             )
+
+
+def _quantized_on_old_cards(
+    places: Mapping[str, Device], spec: ModelSpec, cards: Mapping[Device, Card]
+) -> Iterator[Finding]:
+    """Quantized layers on cards that have no kernels for them."""
+    method, least = least_capability(spec.quantization)
+    for device in dict.fromkeys(places.values()):
+        card = cards.get(device)
+        if card is None or card.compute_capability is None or card.compute_capability >= least:
+            continue
+        own = card.compute_capability
+        yield Finding(
+            "quantized-on-old-card",
+            "error",
+            next(fqn for fqn, place in places.items() if place == device),
+            f"{method} weights are on {device.label}, a {card.name}",
+            "take newer cards, or weights of another kind",
+            f"they run from compute capability {least[0]}.{least[1]} on, and it has {own[0]}.{own[1]}",
+        )
 
 
 def _back_and_forth(places: Mapping[str, Device]) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from devmap_cli.checking import diagnosis
@@ -12,6 +12,7 @@ from devmap_cli.checking.findings import any_error
 from devmap_cli.checking.forecast import PHASES, Copy, DeviceForecast, Forecast, Move, PhasePeak, allocatable_bytes
 from devmap_cli.checking.layers import quantized_off_gpu
 from devmap_cli.checking.lengths import check_length
+from devmap_cli.devices.capability import capability_of
 from devmap_cli.errors import first_line
 from devmap_cli.model.kv_dtypes import AUTO, refusal
 from devmap_cli.model.names import owner
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from devmap_cli.checking.findings import Finding
+    from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapWorkload
     from devmap_cli.model.spec import ModelSpec
@@ -42,12 +44,14 @@ class Rehearser:
     Args:
         model: the empty model that `spec` describes.
         budgets: bytes per device; one without a budget is unlimited.
+        cards: of the accelerators, as far as they are known.
     """
 
     model: Any
     spec: ModelSpec
     workload: MapWorkload
     budgets: Mapping[Device, int]
+    cards: Mapping[Device, Card] = field(default_factory=dict)
 
     def forecast(self, device_map: Mapping[str, Device]) -> Forecast:
         """What a run with `device_map`, in today's names, will take, and what will stop it.
@@ -89,6 +93,8 @@ class _Trial:
             allocatable_bytes(rehearser.budgets[device], device) if device in rehearser.budgets else UNLIMITED_BYTES
             for device in self._scene.accelerators
         ]
+        cards = rehearser.cards
+        self._capabilities = [capability_of(cards.get(device)) for device in self._scene.accelerators]
 
     def forecast(self) -> Forecast:
         """Rehearse with all the memory that it takes; where that is more than there is, again with what there is.
@@ -138,7 +144,13 @@ class _Trial:
 
         try:
             with quiet_libraries():
-                return rehearse(self._scene.model, places, simulated(self._rehearser.workload), capacities)
+                return rehearse(
+                    self._scene.model,
+                    places,
+                    simulated(self._rehearser.workload),
+                    capacities,
+                    compute_capabilities=self._capabilities[: len(capacities)],
+                )
         except Exception as error:  # noqa: BLE001 - model code may raise anything
             return Rehearsal((), (), (), (), Failure("", "", error))  # type: ignore[arg-type]  # any error will do
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from devmap_cli.errors import RequestError
 
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
     from devmap_cli.units import Amount
-
-_MXFP4_CAPABILITY = (7, 5)
 
 
 def cards_from_option(gpus: str | None) -> dict[Device, Card]:
@@ -39,9 +37,31 @@ def local_cards() -> dict[Device, Card]:
     return {device: found[0] for device, found in named.items() if len(found) == 1}
 
 
-def have_mxfp4_kernels(cards: Collection[Card]) -> bool:
-    """Whether all of `cards` have kernels for MXFP4, by `validate_environment` of transformers' quantizer."""
-    return bool(cards) and all((card.compute_capability or (0, 0)) >= _MXFP4_CAPABILITY for card in cards)
+def refuse_old_cards(attention: str, quantization: dict[str, Any] | None, cards: Iterable[Card]) -> None:
+    """Refuse an attention or a quantization that one of `cards` is too old for.
+
+    Raises:
+        RequestError: naming the card.
+    """
+    from devmap_cli.devices.capability import FLASH_CAPABILITY
+    from devmap_cli.model.quantization.scheme import least_capability
+
+    method, least = least_capability(quantization)
+    for card in cards:
+        own = card.compute_capability
+        if own is None:
+            continue
+        has = f"and {card.name} has {own[0]}.{own[1]}"
+        if attention == "flash_attention_2" and own < FLASH_CAPABILITY:
+            major, minor = FLASH_CAPABILITY
+            raise RequestError(
+                f"FlashAttention 2 runs from compute capability {major}.{minor} on, {has}", "--attention sdpa"
+            )
+        if own < least:
+            raise RequestError(
+                f"{method} weights run from compute capability {least[0]}.{least[1]} on, {has}",
+                "take newer cards, or weights of another kind",
+            )
 
 
 def budgets_from_options(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from devmap_cli.cli.budgeting import budgets_from_options, cards_from_option, refuse_old_cards
 from devmap_cli.cli.options import DtypeOption, Json, QuantizeOption, Revision, TrustRemoteCode
 from devmap_cli.cli.workload import (
     DEFAULT_PROMPT_TOKENS,
@@ -20,12 +21,19 @@ from devmap_cli.cli.workload import (
     parse_image,
     parse_video,
 )
+from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.capability import ALL_KERNELS, NO_KERNELS, kernels_of
 from devmap_cli.errors import EXIT_NO, RequestError
 from devmap_cli.model.kv_dtypes import AUTO
+from devmap_cli.model.quantization.scheme import quantization_in_map
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from devmap_cli.checking.check import CheckReport, Repair
     from devmap_cli.checking.rehearsed import Rehearser
+    from devmap_cli.devices.capability import Capability
+    from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapFile, MapWorkload
     from devmap_cli.model.spec import ModelSpec
@@ -71,6 +79,14 @@ def check(
             help="What the process may take, like '0:10GB,1:80%' [default: the map's budgets, or no limit].",
         ),
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(
+            "--gpus",
+            metavar="COUNTxCARD,…",
+            help="The cards that the map is for, like '2xT4,1xA10' [default: the map's].",
+        ),
+    ] = None,
     fix: Annotated[bool, typer.Option("--fix", help="Write a repaired map beside the given one.")] = False,
     output: Annotated[
         str | None,
@@ -95,20 +111,23 @@ def check(
     images, videos = tuple(map(parse_image, image or ())), tuple(map(parse_video, video or ()))
     document = read_map(map_path)
     workload = _workload(document, prompt_tokens, max_new_tokens, batch_size, images, videos, attention, kv_dtype)
-    budgets = _budgets(document, max_memory)
+    cards = _cards(document, gpus)
+    budgets = _budgets(document, max_memory, cards if gpus else {})
+    refuse_old_cards(workload.attention, None, cards.values())
     spec = _spec(
         document,
         model,
         revision,
         dtype.value if dtype else None,
         quantize.value if quantize else None,
+        kernels_of(cards.values(), budgets) if gpus else _planned_kernels(document),
         trust_remote_code=trust_remote_code,
     )
     empty = empty_model(spec, trust_remote_code=trust_remote_code)
     if prompt_tokens is None and document.workload is None and not (images or videos):
         usual = usual_prompt_tokens(empty, DEFAULT_PROMPT_TOKENS, workload.max_new_tokens)
         workload = replace(workload, prompt_tokens=usual)
-    rehearser = Rehearser(empty, spec, workload, budgets)
+    rehearser = Rehearser(empty, spec, workload, dict(budgets), cards)
     report = check_document(document, rehearser)
     repaired = repair_document(document, rehearser, report) if fix else None
     written = _write(repaired, target, always=output is not None)
@@ -170,12 +189,37 @@ def _workload(
     )
 
 
-def _budgets(document: MapFile, max_memory: str | None) -> dict[Device, int]:
-    if max_memory is None:
-        return {item.device: item.budget_bytes for item in document.devices}
-    from devmap_cli.cli.budgeting import budgets_from_options
+def _cards(document: MapFile, gpus: str | None) -> dict[Device, Card]:
+    """Those that --gpus names, else those that the map was planned for, as far as it says."""
+    if gpus is not None:
+        return cards_from_option(gpus)
+    named = {item.device: item.card for item in document.devices if item.card is not None}
+    if not named:
+        return {}
+    from devmap_cli.devices.cards import cards_named
 
-    return dict(budgets_from_options(max_memory, [], no_offload=False))
+    found = {device: cards_named(name) for device, name in named.items()}
+    for device, cards in found.items():
+        if len(cards) != 1:
+            raise RequestError(
+                f"the map says that {device.label} is a {named[device]}, which is none of the cards that devmap knows",
+                "name the cards: --gpus 2xA10",
+            )
+    return {device: cards[0] for device, cards in found.items()}
+
+
+def _budgets(document: MapFile, max_memory: str | None, cards: Mapping[Device, Card]) -> Budgets:
+    if max_memory is None and not cards:
+        return Budgets.of({item.device: item.budget_bytes for item in document.devices})
+    return budgets_from_options(max_memory, [], no_offload=False, cards=cards)
+
+
+def _planned_kernels(document: MapFile) -> Capability | None:
+    """What the map's quantization says of kernels for packed floats; None for a map without."""
+    quantization = quantization_in_map(document.model.quantization if document.model else None)
+    if quantization is None:
+        return None
+    return NO_KERNELS if quantization.is_unpacked else ALL_KERNELS
 
 
 def _spec(
@@ -184,6 +228,7 @@ def _spec(
     revision: str | None,
     dtype: str | None,
     quantize: str | None,
+    kernels: Capability | None,
     *,
     trust_remote_code: bool,
 ) -> ModelSpec:
@@ -206,7 +251,7 @@ def _spec(
         dtype=dtype,
         quantize=quantize,
         trust_remote_code=trust_remote_code,
-        has_kernels=bool(named and (named.quantization or {}).get("has_kernels")),
+        kernels=kernels,
     )
 
 
@@ -252,13 +297,31 @@ def _plan_hint(report: CheckReport, rehearser: Rehearser, plan_command: str) -> 
     return f"{'let devmap place it' if fits else 'all budgets are too small, see what would do'}: {plan_command}"
 
 
+def _gpus(rehearser: Rehearser) -> str | None:
+    """The --gpus that gives the same budgets; None where none does."""
+    from devmap_cli.devices.cards import gpus_option, parse_gpus
+
+    sizes = {device: size for device, size in rehearser.budgets.items() if device.is_accelerator}
+    cards = [rehearser.cards[device] for device in sizes if device in rehearser.cards]
+    if not cards or len(cards) < len(sizes):
+        return None
+    text = gpus_option(cards)
+    return text if {device: card.usable_bytes for device, card in parse_gpus(text).items()} == sizes else None
+
+
 def _plan_command(rehearser: Rehearser, dtype: str | None, *, trust_remote_code: bool) -> str:
     """What plans the same model, loaded alike, for the same budgets and workload."""
     spec, workload = rehearser.spec, rehearser.workload
-    budgets = ",".join(f"{device.map_value}:{size}B" for device, size in rehearser.budgets.items())
+    gpus = _gpus(rehearser)
+    budgets = ",".join(
+        f"{device.map_value}:{size}B"
+        for device, size in rehearser.budgets.items()
+        if not (gpus and device.is_accelerator)
+    )
     scheme = (spec.quantization or {}).get("scheme")
     options = {
-        "--max-memory": budgets,
+        "--gpus": gpus,
+        "--max-memory": budgets or None,
         "--revision": spec.revision,
         "--dtype": dtype,
         "--quantize": scheme,

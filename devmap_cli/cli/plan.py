@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from devmap_cli.cli.budgeting import budgets_from_options, cards_from_option, have_mxfp4_kernels, local_cards
+from devmap_cli.cli.budgeting import budgets_from_options, cards_from_option, local_cards, refuse_old_cards
 from devmap_cli.cli.options import DtypeOption, Json, Model, QuantizeOption, Revision, Strategy, TrustRemoteCode
 from devmap_cli.cli.planning import Planning
 from devmap_cli.cli.questions import (
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from devmap_cli.model.spec import ModelSpec
     from devmap_cli.planning.nouns import Infeasible, Placement
     from devmap_cli.planning.planner import PlanRequest
-
-_FLASH_CAPABILITY = (8, 0)
 
 
 def plan(
@@ -121,6 +119,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Decide where each part of a model goes and write the map. Needs no weights and no GPU."""
+    from devmap_cli.devices.capability import kernels_of
     from devmap_cli.mapfile import write_map
     from devmap_cli.model.load import load_spec
     from devmap_cli.planning.nouns import Infeasible
@@ -129,17 +128,19 @@ def plan(
 
     _check_targets(strategy, output, report)
     _check_questions(strategy, solve=solve, gpus=gpus, how_many=how_many, output=output, weights_only=weights_only)
-    cards = cards_from_option(gpus)
+    is_local = gpus is None and max_memory is None
+    cards = local_cards() if is_local else cards_from_option(gpus)
     pins = (*(load_rules(rules) if rules else ()), *map(parse_pin, pin or ()))
-    budgets = budgets_from_options(max_memory, reserve or [], no_offload=no_offload, cards=cards)
+    budgets = budgets_from_options(max_memory, reserve or [], no_offload=no_offload, cards={} if is_local else cards)
     gpu_weights = parse_weights(weight or [])
+    kernels = kernels_of(cards.values(), budgets)
     spec = load_spec(
         model,
         revision=revision,
         dtype=dtype.value if dtype else None,
         quantize=quantize.value if quantize else None,
         trust_remote_code=trust_remote_code,
-        has_kernels=have_mxfp4_kernels(cards.values()),
+        kernels=kernels,
     )
     workload = workload_for(
         spec,
@@ -151,13 +152,11 @@ def plan(
         attention=attention,
         kv_dtype=kv_dtype,
     )
-    if gpus is None and max_memory is None:
-        cards = local_cards()
-    planning = Planning(spec, cards, is_local=gpus is None and max_memory is None, trust_remote_code=trust_remote_code)
-    _check_attention(attention, planning)
+    refuse_old_cards(attention.value, spec.quantization, cards.values())
+    planning = Planning(spec, kernels, is_local=is_local, trust_remote_code=trust_remote_code)
     if prompt_tokens is None:
         workload = planning.with_room_for_media(workload)
-    request = PlanRequest(strategy.value, budgets, workload, pins, gpu_weights, weights_only)
+    request = PlanRequest(strategy.value, budgets, workload, pins, gpu_weights, weights_only, cards)
     if strategy is Strategy.all:
         compare_strategies(planning, request, as_json=as_json)
         return
@@ -195,7 +194,7 @@ def plan(
     if as_json and output not in (None, "-"):
         write_map(document, "-")
     if not as_json or report is not None:
-        names = {device: card.name for device, card in planning.cards.items()}
+        names = {device: card.name for device, card in request.cards.items()}
         shown = Shown(document, answer, spec, names, _notes(planning, request, document, answer, found))
         if report is not None:
             shown.write_report(report)
@@ -214,15 +213,6 @@ def _check_targets(strategy: Strategy, output: str | None, report: Path | None) 
     from devmap_cli.render.report import check_report_path
 
     check_report_path(report)
-
-
-def _check_attention(attention: Attention, planning: Planning) -> None:
-    """Refuse kernels that one of the cards has not."""
-    if attention is Attention.flash_attention_2 and planning.compute_capability < _FLASH_CAPABILITY:
-        raise RequestError(
-            "FlashAttention 2 runs on GPUs from compute capability 8.0 on, and not on all of these",
-            "--attention sdpa",
-        )
 
 
 def _check_questions(
@@ -255,7 +245,7 @@ def _answer(
         if isinstance(count, Infeasible):
             return count, request, []
         number, request, placement = count
-        return placement, request, [how_many_note(number, planning.cards)]
+        return placement, request, [how_many_note(number, request.cards)]
     if solve is None:
         return planning.plan(request), request, []
     largest = solve_for(planning, request, solve)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from devmap_cli.devices.cards import Card
-    from devmap_cli.devices.device import Device
+    from devmap_cli.devices.capability import Capability
     from devmap_cli.mapfile import MapWorkload
     from devmap_cli.model.spec import ModelSpec
     from devmap_cli.planning.nouns import Infeasible, Placement
@@ -27,30 +25,21 @@ _MUCH = 4
 class Planning:
     """Answers planning requests for one model, and remembers its profiles.
 
-    `cards` are those of the accelerators, as far as they are known, and `is_local` says that they are in this machine.
-    `reason` says why the last request was planned by
-    weights and KV cache alone; None where it was not.
+    `kernels` is the capability that the model was loaded for. `is_local` says that the devices are in this machine.
+    `reason` says why the last request was planned by weights and KV cache alone; None where it was not.
     """
 
     def __init__(
-        self, spec: ModelSpec, cards: Mapping[Device, Card], *, is_local: bool = True, trust_remote_code: bool
+        self, spec: ModelSpec, kernels: Capability | None = None, *, is_local: bool = True, trust_remote_code: bool
     ) -> None:
         self.spec = spec
         self.is_local = is_local
+        self._kernels = kernels
         self.reason: str | None = None
-        self.cards = cards
         self._trust_remote_code = trust_remote_code
-        self._profiles: dict[MapWorkload, Profile | None] = {}
-        self._reasons: dict[MapWorkload, str | None] = {}
+        self._profiles: dict[tuple[MapWorkload, Capability], Profile | None] = {}
+        self._reasons: dict[tuple[MapWorkload, Capability], str | None] = {}
         self._profiler: Profiler | None = None
-
-    @property
-    def compute_capability(self) -> tuple[int, int]:
-        """The least of the cards', which decides between attention kernels."""
-        from devmap_cli.planning.profiling import DEFAULT_COMPUTE_CAPABILITY
-
-        capabilities = [card.compute_capability for card in self.cards.values() if card.compute_capability]
-        return min(capabilities, default=DEFAULT_COMPUTE_CAPABILITY)
 
     def plan(self, request: PlanRequest, *, rehearse: bool = True, is_probe: bool = False) -> Placement | Infeasible:
         """The placement, or why there is none.
@@ -64,14 +53,14 @@ class Planning:
         from devmap_cli.planning.planner import make_plan
 
         profile = self.profile(request)
-        self.reason = self._reasons.get(request.workload)
+        self.reason = self._reasons.get((request.workload, request.capability))
         pace = self.pace(request)
         if profile is None or self._profiler is None or self._profiler.model is None or not rehearse:
             return make_plan(self.spec, request, profile, pace=pace, is_probe=is_probe)
         from devmap_cli.checking.assurance import Assurance
         from devmap_cli.checking.rehearsed import Rehearser
 
-        rehearser = Rehearser(self._profiler.model, self.spec, request.workload, dict(request.budgets))
+        rehearser = Rehearser(self._profiler.model, self.spec, request.workload, dict(request.budgets), request.cards)
         return make_plan(self.spec, request, profile, Assurance(rehearser).missing, pace)
 
     def with_room_for_media(self, workload: MapWorkload) -> MapWorkload:
@@ -110,8 +99,9 @@ class Planning:
             dtype=dtype or self.spec.dtype,
             quantize=quantize,
             trust_remote_code=self._trust_remote_code,
+            kernels=self._kernels,
         )
-        return Planning(spec, self.cards, is_local=self.is_local, trust_remote_code=self._trust_remote_code)
+        return Planning(spec, self._kernels, is_local=self.is_local, trust_remote_code=self._trust_remote_code)
 
     def pace(self, request: PlanRequest) -> Pace | None:
         """What tells the speed of placements for a request; None without a profile."""
@@ -120,7 +110,7 @@ class Planning:
             return None
         from devmap_cli.planning.pace import Pace
 
-        return Pace(profile, self.spec.dtype, self.cards)
+        return Pace(profile, self.spec.dtype, request.cards)
 
     def shown_pace(self, request: PlanRequest, placement: Placement) -> Pace | None:
         """The pace to tell of: with what was measured where this machine's RAM or disk takes part.
@@ -141,20 +131,16 @@ class Planning:
         """What the model needs for the workload; None where only weights count, or nothing else is known."""
         if request.weights_only or not request.budgets.devices:
             return None
-        workload = request.workload
-        if workload not in self._profiles:
+        key = (request.workload, request.capability)
+        if key not in self._profiles:
             profiler = self._made_profiler()
-            self._profiles[workload] = profiler.profile(workload)
-            self._reasons[workload] = profiler.reason
-        return self._profiles[workload]
+            self._profiles[key] = profiler.profile(*key)
+            self._reasons[key] = profiler.reason
+        return self._profiles[key]
 
     def _made_profiler(self) -> Profiler:
         if self._profiler is None:
             from devmap_cli.planning.profiling import Profiler
 
-            self._profiler = Profiler(
-                self.spec,
-                trust_remote_code=self._trust_remote_code,
-                compute_capability=self.compute_capability,
-            )
+            self._profiler = Profiler(self.spec, trust_remote_code=self._trust_remote_code)
         return self._profiler

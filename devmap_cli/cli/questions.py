@@ -59,7 +59,7 @@ def compare_strategies(planning: Planning, request: PlanRequest, *, as_json: boo
         from devmap_cli.render.console import out
         from devmap_cli.render.plan import speed_basis
 
-        out().print(compare_table(candidates, {device: card.name for device, card in planning.cards.items()}))
+        out().print(compare_table(candidates, {device: card.name for device, card in request.cards.items()}))
         basis = "" if pace is None else f"; {speed_basis(pace, request.budgets.devices)}"
         out().print(f"peaks and speed are predicted, and no map is written{basis}")
     if not any(isinstance(item.answer, Placement) for item in candidates):
@@ -87,20 +87,19 @@ def fewest_cards(
     tiers = {device: size for device, size in request.budgets if not device.is_accelerator}
     limit = 1 if card.kind == "mps" else _MAX_CARDS
 
-    def with_cards(count: int) -> tuple[PlanRequest, dict[Device, Card]]:
+    def with_cards(count: int) -> PlanRequest:
         cards = parse_gpus(f"{count}x{card.name}")
         sizes = {device: item.usable_bytes for device, item in cards.items()}
-        return replace(request, budgets=Budgets.of({**sizes, **tiers})), cards
+        return replace(request, budgets=Budgets.of({**sizes, **tiers}), cards=cards)
 
     def attempt(count: int) -> Placement | Infeasible:
-        asked, planning.cards = with_cards(count)
-        return planning.plan(asked, rehearse=False, is_probe=True)
+        return planning.plan(with_cards(count), rehearse=False, is_probe=True)
 
     found = fewest(attempt, limit)
     if isinstance(found, Infeasible):
         return found
     count, _ = found
-    asked, planning.cards = with_cards(count)
+    asked = with_cards(count)
     placement = planning.plan(asked)
     return (count, asked, placement) if not isinstance(placement, Infeasible) else placement
 

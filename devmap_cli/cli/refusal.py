@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import typer
 
 from devmap_cli.cli import fail
+from devmap_cli.cli.budgeting import cards_from_option
 from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.capability import BFLOAT16_CAPABILITY
 from devmap_cli.devices.device import CPU, Device
 from devmap_cli.errors import EXIT_NO, DevmapError
 from devmap_cli.model.kv_dtypes import QUANTIZED
@@ -28,7 +30,6 @@ _MAX_WAYS = 4
 _MOST_HALVINGS = 4
 _MORE_PERCENT = (0, 2, 5, 10, 20)
 _LEAST_PROMPT_TOKENS = 64
-_BFLOAT16_CAPABILITY = (8, 0)
 _SMALLER_KV_DTYPE = "int4"
 _QUANTIZABLE_KINDS = ("cuda", "xpu")
 
@@ -109,7 +110,7 @@ def _those_that_fit(
     for budgets, gpus in choices:
         if budgets.tiers and not request.budgets.tiers and "--no-offload" in given.options:
             continue
-        if _fits(planning, replace(request, budgets=budgets)):
+        if _fits(planning, replace(request, budgets=budgets, cards=cards_from_option(gpus) or request.cards)):
             yield replace(given, gpus=gpus).command(planning.spec.model_id, budgets)
 
 
@@ -168,7 +169,7 @@ def _less_to_see(request: PlanRequest) -> Iterator[tuple[PlanRequest, dict[str, 
 def _smaller_weights(planning: Planning, request: PlanRequest) -> Iterator[tuple[str, str]]:
     """Options that load the weights with fewer bits, or in a type that old GPUs have fused attention for."""
     spec = planning.spec
-    if spec.dtype == "bfloat16" and planning.compute_capability < _BFLOAT16_CAPABILITY:
+    if spec.dtype == "bfloat16" and request.capability < BFLOAT16_CAPABILITY:
         yield "dtype", "float16"
     if spec.dtype == "float32" and spec.quantization is None:
         yield "dtype", "bfloat16"

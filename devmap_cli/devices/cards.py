@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib import resources
+from itertools import groupby
 from typing import Final
 
 from devmap_cli.devices.device import Device
@@ -224,6 +225,13 @@ def parse_gpus(text: str, option: str = "--gpus") -> dict[Device, Card]:
     _check_together(found, option)
     is_single = found[0].kind == "mps"
     return {Device(card.kind, None if is_single else index): card for index, card in enumerate(found)}
+
+
+def gpus_option(cards: Iterable[Card]) -> str:
+    """What `--gpus` takes for these devices, in this order."""
+    runs = [(card, sum(1 for _ in run)) for card, run in groupby(cards)]
+    counts = [(card.name, num_devices // card.num_gpus) for card, num_devices in runs]
+    return ",".join(f"{count}x{name}" if count > 1 else name for name, count in counts)
 
 
 def _count_and_name(item: str) -> tuple[int, str]:

@@ -14,6 +14,8 @@ from devmap_cli.model.spec import ModelSpec
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from devmap_cli.devices.capability import Capability
+
 
 def load_spec(
     model: str,
@@ -22,12 +24,13 @@ def load_spec(
     dtype: str | None = None,
     quantize: str | None = None,
     trust_remote_code: bool = False,
-    has_kernels: bool = False,
+    kernels: Capability | None = None,
 ) -> ModelSpec:
     """Describe MODEL (a hub id or a folder with config.json) as it would be loaded in `dtype` (None: its own).
 
     `quantize` is one of `quantization.scheme.SCHEMES`: what bitsandbytes is to make of its weights.
-    `has_kernels` says that the devices have kernels for MXFP4, so that it stays packed.
+    `kernels` is the lowest compute capability of the devices, None where it is not known: whether packed floats have
+    kernels there and stay packed depends on it.
 
     Raises:
         RequestError: no such model, one that transformers cannot build, or one that is quantized already.
@@ -35,10 +38,11 @@ def load_spec(
     """
     reference = resolve(model, revision)
     modelopt = modelopt_text(reference.folder)
-    quantization = quantization_of(reference.config, modelopt, quantize, has_kernels=has_kernels)
+    quantization = quantization_of(reference.config, modelopt, quantize, kernels)
     if reference.has_remote_code and trust_remote_code:
         return describe(reference, dtype, quantization, trust_remote_code=True)  # its code may change: not cached
-    key = key_of(reference.config_text, dtype, _stored_dtype(reference), quantize, modelopt, has_kernels)
+    is_unpacked = quantization is not None and quantization.is_unpacked
+    key = key_of(reference.config_text, dtype, _stored_dtype(reference), quantize, modelopt, is_unpacked)
     cached = read_spec(key)
     if cached is not None:
         return replace(cached, model_id=reference.location, revision=_commit(reference))

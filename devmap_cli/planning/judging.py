@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Protocol
 
 from devmap_cli.devices.budgets import Budgets
@@ -45,10 +46,16 @@ class Arithmetic:
 
 
 class Replaying:
-    """Plays the trace of a profile to the allocators of a placement's devices."""
+    """Plays the trace of a profile to the allocators of a placement's devices.
 
-    def __init__(self, profile: Profile) -> None:
+    Args:
+        profile: of the workload.
+        more_bytes: what some devices take beyond what the profile says.
+    """
+
+    def __init__(self, profile: Profile, more_bytes: Mapping[Device, int] = MappingProxyType({})) -> None:
         self._profile = profile
+        self._more_bytes = more_bytes
 
     def verdict(self, placement: Placement, budgets: Budgets) -> Verdict:
         """What each accelerator lacks for all phases of the run."""
@@ -61,19 +68,23 @@ class Replaying:
             Seat(devices.index(place)) if place.is_accelerator else Seat(devices.index(main), is_offloaded=True)
             for place in placement.devices
         ]
-        rooms = [_room(budgets, device) for device in devices]
+        beside = {
+            device: runtime_overhead_bytes(device.kind, budgets.get(device)) + self._more_bytes.get(device, 0)
+            for device in devices
+        }
+        rooms = [budgets.get(device) - beside[device] for device in devices]
         margins = [_margin(budgets, device) for device in devices]
         capacities = [max(0, room - margin) for room, margin in zip(rooms, margins, strict=True)]
         unlimited = replay(self._profile.trace, seats, [UNLIMITED_BYTES] * len(devices))
         if all(
             seen.most_reserved_bytes <= capacity for seen, capacity in zip(unlimited.devices, capacities, strict=True)
         ):
-            return Verdict({}, _memory(placement, budgets, devices, unlimited))
+            return Verdict({}, _memory(placement, beside, unlimited))
         limited = replay(self._profile.trace, seats, capacities)
         if limited.failure is None:
             whole = replay(self._profile.trace, seats, rooms)
             seen = whole if whole.failure is None else limited
-            return Verdict({}, _memory(placement, budgets, devices, seen))
+            return Verdict({}, _memory(placement, beside, seen))
         missing = {
             device: over
             for device, seen, capacity in zip(devices, unlimited.devices, capacities, strict=True)
@@ -101,25 +112,18 @@ class Rehearsing:
         return verdict if verdict.missing else replace(verdict, missing=self._missing(placement))
 
 
-def _room(budgets: Budgets, device: Device) -> int:
-    """What is left of a budget for PyTorch's allocator."""
-    budget = budgets.get(device)
-    return budget - runtime_overhead_bytes(device.kind, budget)
-
-
 def _margin(budgets: Budgets, device: Device) -> int:
     """What of it is kept free, on small devices and with their small blocks less."""
     return min(_MARGIN_BYTES, budgets.get(device) >> 8)
 
 
-def _memory(
-    placement: Placement, budgets: Budgets, devices: list[Device], played: Replay
-) -> dict[Device, MemoryBreakdown]:
+def _memory(placement: Placement, beside: Mapping[Device, int], played: Replay) -> dict[Device, MemoryBreakdown]:
+    """What devices take: what was played, and what each has `beside` that (bytes)."""
     weights: dict[Device, int] = {}
     for block, place in zip(placement.blocks, placement.devices, strict=True):
         weights[place] = weights.get(place, 0) + block.weights_bytes
     memory = {}
-    for device, seen in zip(devices, played.devices, strict=True):
+    for (device, beside_bytes), seen in zip(beside.items(), played.devices, strict=True):
         peak = seen.peak
         held = weights.get(device, 0)
         rounding = peak.weights_bytes - held
@@ -127,6 +131,6 @@ def _memory(
             weights_bytes=held,
             kv_cache_bytes=peak.kv_cache_bytes,
             activation_bytes=peak.activation_bytes,
-            overhead_bytes=peak.overhead_bytes + rounding + runtime_overhead_bytes(device.kind, budgets.get(device)),
+            overhead_bytes=peak.overhead_bytes + rounding + beside_bytes,
         )
     return memory

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
+from typing import TYPE_CHECKING
 
 from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.capability import Capability, capability_of, lowest_capability, matmul_workspace_bytes
 from devmap_cli.devices.device import DISK, Device, main_device
 from devmap_cli.devices.runtime import runtime_overhead_bytes
 from devmap_cli.mapfile import MapDevice, MapFile, MapModel, MapTransfer, MapWorkload
@@ -23,6 +25,9 @@ from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.strategies import plan, plan_offloading
 from devmap_cli.planning.transfers import transfers
 
+if TYPE_CHECKING:
+    from devmap_cli.devices.cards import Card
+
 _FINENESS = 4096
 """What is kept free grows by at least this part of a budget."""
 _MAX_STREAM_LIMITS = 3
@@ -34,7 +39,8 @@ _MAX_GROWTHS, _GROWTH_FINENESS = 10, 256
 class PlanRequest:
     """All that a plan depends on, besides the model.
 
-    `weights_only` lets budgets cap weights alone, as accelerate's max_memory does.
+    `weights_only` lets budgets cap weights alone, as accelerate's max_memory does. `cards` are those of the
+    accelerators, as far as they are known.
     """
 
     strategy: str
@@ -43,6 +49,19 @@ class PlanRequest:
     pins: tuple[Pin, ...] = ()
     gpu_weights: Mapping[Device, Fraction] = field(default_factory=dict)
     weights_only: bool = False
+    cards: Mapping[Device, Card] = field(default_factory=dict)
+
+    @property
+    def capability(self) -> Capability:
+        """The lowest of the cards', by which all are planned for."""
+        return lowest_capability(self.cards.values())
+
+    @property
+    def more_workspace_bytes(self) -> dict[Device, int]:
+        """What the matrix library takes of accelerators beyond what it takes of the lowest card."""
+        least = matmul_workspace_bytes(self.capability)
+        sizes = {device: matmul_workspace_bytes(capability_of(card)) for device, card in self.cards.items()}
+        return {device: size - least for device, size in sizes.items() if size > least}
 
 
 def make_plan(
@@ -75,10 +94,10 @@ def make_plan(
         request = replace(request, budgets=request.budgets.without_tiers())
     workload = request.workload
     blocks = blocks_of(spec, workload.prompt_tokens + workload.max_new_tokens, workload.batch_size)
-    means = _Means(Arithmetic(), shared_bytes=0, pace=pace, is_probe=is_probe)
+    means = _Means(Arithmetic(), 0, request.more_workspace_bytes, pace, is_probe)
     if profile is not None:
         blocks = profile.blocks(blocks)
-        judge: Judge = Replaying(profile)
+        judge: Judge = Replaying(profile, request.more_workspace_bytes)
         if missing is not None:
             judge = Rehearsing(judge, lambda placement: missing(_device_map(spec, placement)))
         means = replace(means, judge=judge, shared_bytes=profile.shared_bytes)
@@ -95,12 +114,14 @@ class _Means:
     Args:
         judge: says whether a placement fits.
         shared_bytes: what a device takes once for all its blocks; None where that and the runtime don't count.
+        more_bytes: what some devices take beyond that.
         pace: tells how fast a placement is.
         is_probe: that only whether anything fits is asked.
     """
 
     judge: Judge
     shared_bytes: int | None = None
+    more_bytes: Mapping[Device, int] = field(default_factory=dict)
     pace: Pace | None = None
     is_probe: bool = False
 
@@ -109,7 +130,7 @@ class _Means:
         if self.shared_bytes is None:
             return {}
         return {
-            device: runtime_overhead_bytes(device.kind, budget) + self.shared_bytes
+            device: runtime_overhead_bytes(device.kind, budget) + self.shared_bytes + self.more_bytes.get(device, 0)
             for device, budget in budgets
             if device.is_accelerator
         }
@@ -265,9 +286,7 @@ def map_file(spec: ModelSpec, request: PlanRequest, placement: Placement) -> Map
         model=MapModel(spec.model_id, spec.revision, spec.class_name, spec.dtype, spec.quantization),
         strategy=placement.strategy,
         workload=request.workload,
-        devices=tuple(
-            _map_device(placement, device, request.budgets.whole(device)) for device in request.budgets.devices
-        ),
+        devices=tuple(_map_device(placement, device, request) for device in request.budgets.devices),
         transfers=tuple(
             MapTransfer(source, target, num_bytes)
             for (source, target), num_bytes in sorted(transfers(spec, device_map).items())
@@ -280,13 +299,14 @@ def _device_map(spec: ModelSpec, placement: Placement) -> dict[str, Device]:
     return {key: Device.parse(value) for key, value in device_map_of(spec, placement).items()}
 
 
-def _map_device(placement: Placement, device: Device, budget_bytes: int) -> MapDevice:
-    memory = placement.memory(device)
+def _map_device(placement: Placement, device: Device, request: PlanRequest) -> MapDevice:
+    memory, card = placement.memory(device), request.cards.get(device)
     return MapDevice(
         device,
-        budget_bytes,
+        request.budgets.whole(device),
         weights_bytes=memory.weights_bytes,
         kv_cache_bytes=memory.kv_cache_bytes,
         activation_bytes=memory.activation_bytes,
         overhead_bytes=memory.overhead_bytes,
+        card=None if card is None else card.name,
     )

@@ -108,7 +108,7 @@ class _Needs:
     """What each block of a trace had at most, with all others elsewhere."""
 
     def __init__(self, trace: Trace) -> None:
-        self._load = trace.merged_bytes
+        self._load = trace.conversion_bytes
         self._peaks: dict[str, list[int]] = {}
         self._kv_cache: dict[str, list[int]] = {}
         in_use = [0] * trace.num_blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from devmap_cli.devices.capability import DEFAULT_CAPABILITY, Capability
 from devmap_cli.errors import RequestError, first_line
 from devmap_cli.model.cache import key_of, read_document, write_document
 from devmap_cli.model.kv_dtypes import AUTO, refusal
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _FOLDER = "profiles"
 _MEDIA_FOLDER = "media"
-DEFAULT_COMPUTE_CAPABILITY = (8, 0)
 
 
 @dataclass
@@ -34,25 +34,27 @@ class Profiler:
 
     spec: ModelSpec
     trust_remote_code: bool = False
-    compute_capability: tuple[int, int] = DEFAULT_COMPUTE_CAPABILITY
     model: Any = None
     reason: str | None = field(default=None, init=False)
     """Why the last profile could not be made."""
 
-    def profile(self, workload: MapWorkload) -> Profile | None:
+    def profile(self, workload: MapWorkload, capability: Capability = DEFAULT_CAPABILITY) -> Profile | None:
         """What the model needs for `workload`; None, with the `reason`, where its code cannot be rehearsed.
+
+        Args:
+            capability: the compute capability of the devices, which decides between attention kernels.
 
         Raises:
             RequestError: the model cannot take the workload.
         """
-        key = self._key(workload)
+        key = self._key(workload, capability)
         document = read_document(_FOLDER, key) if key else None
         if document is not None:
             try:
                 return Profile.from_document(document)
             except (KeyError, TypeError, ValueError):
                 pass  # damaged: made again
-        profile = self._record(workload)
+        profile = self._record(workload, capability)
         if key and profile is not None:
             write_document(_FOLDER, key, profile.to_document())
         return profile
@@ -87,12 +89,12 @@ class Profiler:
             write_document(_MEDIA_FOLDER, key, {"tokens": tokens})
         return tokens
 
-    def _key(self, workload: MapWorkload) -> str | None:
+    def _key(self, workload: MapWorkload, capability: Capability) -> str | None:
         if self.spec.key is None:
             return None
-        return key_of(self.spec.key, asdict(workload), self.compute_capability)
+        return key_of(self.spec.key, asdict(workload), capability)
 
-    def _record(self, workload: MapWorkload) -> Profile | None:
+    def _record(self, workload: MapWorkload, capability: Capability) -> Profile | None:
         from devmap_cli.model.quiet import quiet_libraries
         from devmap_cli.simulation.recording import record
         from devmap_cli.simulation.workload import simulated
@@ -102,10 +104,10 @@ class Profiler:
             self._check(workload)
             blocks = [block.fqns for block in blocks_of(self.spec, 0, 1)]
             try:
-                return _profile(record(model, blocks, simulated(workload), compute_capability=self.compute_capability))
+                return _profile(record(model, blocks, simulated(workload), compute_capability=capability))
             except Exception as error:  # noqa: BLE001 - model code may raise anything
                 reason = first_line(error) or type(error).__name__
-        if workload.kv_dtype != AUTO and self.profile(replace(workload, kv_dtype=AUTO)) is not None:
+        if workload.kv_dtype != AUTO and self.profile(replace(workload, kv_dtype=AUTO), capability) is not None:
             raise refusal(self.spec.model_id, workload.kv_dtype, reason)
         self.reason = reason
         return None

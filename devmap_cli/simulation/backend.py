@@ -10,6 +10,7 @@ import torch
 from torch import library
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from devmap_cli.devices.capability import DEFAULT_CAPABILITY
 from devmap_cli.simulation import attention as _attention  # noqa: F401  # registers its kernel
 from devmap_cli.simulation import kernels
 from devmap_cli.simulation.machine import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
+    from devmap_cli.devices.capability import Capability
     from devmap_cli.simulation.numbers import Numbers
     from devmap_cli.simulation.trace import Recorder
 
@@ -58,27 +60,28 @@ def simulated_devices(
     capacities: Sequence[int],
     *,
     expandable_segments: bool = False,
-    compute_capability: tuple[int, int] = (8, 0),
+    compute_capabilities: Sequence[Capability] | None = None,
     numbers: Numbers | None = None,
     recorder: Recorder | None = None,
 ) -> Iterator[Machine]:
     """Simulate devices `sim:0`, `sim:1`, ... of `capacities` bytes; an integer device means one of them.
 
-    `compute_capability` decides between attention kernels. Tensors hold real numbers unless other `numbers` are given,
-    and `recorder` is told of each allocation.
+    `compute_capabilities` (one per device, `DEFAULT_CAPABILITY` without them) decide between attention kernels. Tensors
+    hold real numbers unless other `numbers` are given, and `recorder` is told of each allocation.
     The device type stays registered with PyTorch when the simulation ends, but has no devices then: PyTorch still takes
     it for the accelerator that an integer means, so real ones are used in another process or by name ("cuda:0").
     Raises RuntimeError if a simulation is running already.
     """
     _register_once()
+    capabilities = [DEFAULT_CAPABILITY] * len(capacities) if compute_capabilities is None else compute_capabilities
     devices = [
         SimulatedDevice(
             index,
             capacity,
             expandable_segments=expandable_segments,
-            compute_capability=compute_capability,
+            compute_capability=capability,
         )
-        for index, capacity in enumerate(capacities)
+        for index, (capacity, capability) in enumerate(zip(capacities, capabilities, strict=True))
     ]
     modules = ModuleTracker(recorder)
     with activated(Machine(devices, numbers or RealNumbers(), modules, recorder)) as machine:

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from devmap_cli.devices.capability import DEFAULT_CAPABILITY, Capability, matmul_workspace_bytes
 from devmap_cli.simulation.allocator import CachingAllocator
 from devmap_cli.simulation.memory import AllocatorOutOfMemoryError, MemoryUse
 from devmap_cli.simulation.work import WorkCounter
@@ -95,7 +96,7 @@ class SimulatedDevice:
         capacity_bytes: int,
         *,
         expandable_segments: bool = False,
-        compute_capability: tuple[int, int] = (8, 0),
+        compute_capability: Capability = DEFAULT_CAPABILITY,
     ) -> None:
         self.index = index
         self.name = "cpu" if index is None else f"{DEVICE_TYPE}:{index}"
@@ -148,8 +149,6 @@ class SimulatedDevice:
     def open_matmul_library(self) -> None:
         """Take the workspace that cuBLAS keeps from its first use on."""
         if self._matmul_workspace is None:
-            from devmap_cli.simulation.scratch import matmul_workspace_bytes
-
             num_bytes = matmul_workspace_bytes(self.compute_capability)
             self._matmul_workspace = Allocation(self, num_bytes, is_workspace=True)
 

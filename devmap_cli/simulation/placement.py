@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from devmap_cli.model.quantization.conversion import conversion_bytes
 from devmap_cli.simulation.machine import Allocation
 from devmap_cli.simulation.tensor import DeviceTensor
 
@@ -61,11 +62,11 @@ def placed(
     plain = {module: _plain_tensors(module) for module in model.modules()}
     try:
         weights = _layout(slots, device_map, machine, _casts(model, dtype))
-        merged = _merged_weights(model)
+        conversions = _conversion_bytes(model, slots, weights)
         _place(slots, weights)
-        _merge(slots, weights, merged)
+        _convert(slots, weights, conversions)
         if machine.recorder is not None:
-            _record(machine.recorder, slots, weights, merged)
+            _record(machine.recorder, slots, weights, conversions)
         _dispatch(model, device_map)
         yield
     finally:
@@ -94,9 +95,10 @@ def _restore(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
 class _Slot:
     """Where a module keeps a parameter or buffer, its full name, and what it was."""
 
-    __slots__ = ("key", "name", "original", "store")
+    __slots__ = ("key", "module", "name", "original", "store")
 
-    def __init__(self, store: dict[str, Any], key: str, name: str) -> None:
+    def __init__(self, module: nn.Module, store: dict[str, Any], key: str, name: str) -> None:
+        self.module = module
         self.store = store
         self.key = key
         self.name = name
@@ -108,7 +110,7 @@ def _slots(model: nn.Module) -> Iterator[_Slot]:
         prefix = f"{module_name}." if module_name else ""
         for store in (module._parameters, module._buffers):
             tensors: dict[str, Any] = dict(store)
-            yield from (_Slot(store, key, prefix + key) for key, value in tensors.items() if value is not None)
+            yield from (_Slot(module, store, key, prefix + key) for key, value in tensors.items() if value is not None)
 
 
 def _casts(model: Any, dtype: torch.dtype | None) -> dict[torch.dtype, torch.dtype]:
@@ -178,23 +180,39 @@ def _merged_weights(model: Any) -> list[re.Pattern[str]]:
     return [re.compile(pattern) for conversion in merging for pattern in conversion.target_patterns]
 
 
-def _merge(slots: list[_Slot], weights: Mapping[int, _Weight], merged: list[re.Pattern[str]]) -> None:
-    """Take, once per device, what the largest merge takes: its parts and its result are there at the same time.
+def _conversion_bytes(model: Any, slots: list[_Slot], weights: Mapping[int, _Weight]) -> dict[int, int]:
+    """What making a weight out of the checkpoint's takes beside itself, by the id of the original, where it is much.
 
-    All else may be loaded by then, for threads read ahead: `convert_and_load_state_dict_in_model` of transformers'
-    core_model_loading.py.
+    The parts and the result of a merge are there at the same time; of a conversion to another type the module tells.
+    """
+    merged = _merged_weights(model)
+    conversions: dict[int, int] = {}
+    for slot in slots:
+        key = id(slot.original)
+        num_bytes = conversion_bytes(slot.module) if isinstance(slot.original, torch.nn.Parameter) else 0
+        if any(pattern.search(slot.name) for pattern in merged):
+            num_bytes += weights[key].num_bytes
+        if num_bytes:
+            conversions[key] = max(num_bytes, conversions.get(key, 0))
+    return conversions
+
+
+def _convert(slots: list[_Slot], weights: Mapping[int, _Weight], conversions: Mapping[int, int]) -> None:
+    """Take, once per device, what its largest conversion takes.
+
+    All else may be loaded by then: threads read ahead, and the order is that of names
+    (`convert_and_load_state_dict_in_model` of transformers' core_model_loading.py).
     """
     largest: dict[SimulatedDevice, int] = {}
     for slot in slots:
-        if any(pattern.search(slot.name) for pattern in merged):
-            weight = weights[id(slot.original)]
-            largest[weight.owner] = max(largest.get(weight.owner, 0), weight.num_bytes)
+        owner = weights[id(slot.original)].owner
+        largest[owner] = max(largest.get(owner, 0), conversions.get(id(slot.original), 0))
     for owner, num_bytes in largest.items():
         Allocation(owner, num_bytes)  # dropped at once
 
 
 def _record(
-    recorder: Recorder, slots: list[_Slot], weights: Mapping[int, _Weight], merged: list[re.Pattern[str]]
+    recorder: Recorder, slots: list[_Slot], weights: Mapping[int, _Weight], conversions: Mapping[int, int]
 ) -> None:
     """Tell of each weight in the order of loading, and of what each module holds."""
     seen: set[int] = set()
@@ -204,8 +222,8 @@ def _record(
         is_buffer = not isinstance(slot.original, torch.nn.Parameter)
         if id(slot.original) not in seen:
             seen.add(id(slot.original))
-            is_merged = any(pattern.search(slot.name) for pattern in merged)
-            number = recorder.weight(slot.name, num_bytes, is_buffer=is_buffer, is_merged=is_merged)
+            taken = conversions.get(id(slot.original), 0)
+            number = recorder.weight(slot.name, num_bytes, is_buffer=is_buffer, conversion_bytes=taken)
             slot.store[slot.key].allocation.number = number
         if not is_buffer:
             held.setdefault(slot.name.rpartition(".")[0], []).append(num_bytes)

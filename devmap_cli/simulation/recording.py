@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from devmap_cli.devices.capability import DEFAULT_CAPABILITY, Capability
 from devmap_cli.simulation.memory import UNLIMITED_BYTES
 from devmap_cli.simulation.rehearsal import rehearse
 from devmap_cli.simulation.trace import MAX_DEVICES, Recorder, Trace
@@ -36,7 +37,7 @@ def record(
     blocks: Sequence[Sequence[str]],
     workload: Workload,
     *,
-    compute_capability: tuple[int, int] = (8, 0),
+    compute_capability: Capability = DEFAULT_CAPABILITY,
 ) -> Recording:
     """Rehearse `model`, made on the meta device, with each of `blocks` (names of modules or tensors) by itself.
 
@@ -49,12 +50,13 @@ def record(
     for _ in range(_MAX_BONDS):
         block_of = {fqn: number for number, group in enumerate(groups) for index in group for fqn in blocks[index]}
         recorder = Recorder(block_of)
+        num_devices = min(len(groups), MAX_DEVICES)
         rehearsal = rehearse(
             model,
             recorder.device_map(),
             workload,
-            [UNLIMITED_BYTES] * min(len(groups), MAX_DEVICES),
-            compute_capability=compute_capability,
+            [UNLIMITED_BYTES] * num_devices,
+            compute_capabilities=[compute_capability] * num_devices,
             recorder=recorder,
         )
         if rehearsal.failure is None:

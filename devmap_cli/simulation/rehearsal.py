@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
+    from devmap_cli.devices.capability import Capability
     from devmap_cli.simulation.machine import Machine, SimulatedDevice, Transfer
     from devmap_cli.simulation.memory import MemoryUse
     from devmap_cli.simulation.trace import Recorder
@@ -64,15 +65,15 @@ def rehearse(
     capacities: Sequence[int],
     *,
     expandable_segments: bool = False,
-    compute_capability: tuple[int, int] = (8, 0),
+    compute_capabilities: Sequence[Capability] | None = None,
     recorder: Recorder | None = None,
 ) -> Rehearsal:
     """Run `workload` through `model`, made on the meta device, with its parts placed by `device_map`.
 
-    `capacities` are bytes, one per device; `recorder` is told of what is allocated. What stops the run is the result's
-    `failure`: no memory left, tensors that meet across devices, a map that accelerate refuses. The model is left as it
-    was. Raises ValueError for a workload that the model cannot be given, NotImplementedError for an operator without
-    shape inference.
+    `capacities` are bytes, one per device, as `compute_capabilities` are; `recorder` is told of what is allocated. What
+    stops the run is the result's `failure`: no memory left, tensors that meet across devices, a map that accelerate
+    refuses. The model is left as it was. Raises ValueError for a workload that the model cannot be given,
+    NotImplementedError for an operator without shape inference.
     """
     assumptions: dict[str, None] = {}
     numbers = Shapes(lambda assumption: assumptions.setdefault(f"{active_machine().modules.current}: {assumption}"))
@@ -81,7 +82,7 @@ def rehearse(
             capacities,
             numbers=numbers,
             expandable_segments=expandable_segments,
-            compute_capability=compute_capability,
+            compute_capabilities=compute_capabilities,
             recorder=recorder,
         ) as machine,
         torch.no_grad(),

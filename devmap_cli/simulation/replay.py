@@ -98,7 +98,7 @@ class _Player:
     # ------------------------------------------------------------------ loading
 
     def _load(self) -> None:
-        """As from_pretrained does: memory for all weights of a device in one piece, then they, then what it merges."""
+        """As from_pretrained does: memory for all weights of a device in one piece, they, what it converts."""
         totals: Counter[int] = Counter()
         for block, num_bytes in self._trace.weights:
             if self._is_here(block):
@@ -108,19 +108,19 @@ class _Player:
         for number, (block, num_bytes) in enumerate(self._trace.weights, start=1):
             if self._is_here(block) and (taken := self._take(self._devices[block], num_bytes)) is not None:
                 self._live[-number] = _Shared(self._devices[block], taken)
-        self._merge()
+        self._convert()
         for block, num_bytes in self._trace.buffers:
             if not self._is_here(block):
                 self._take(self._devices[block], num_bytes)
         self._weights = [allocator.use.allocated_bytes for allocator in self._allocators]
 
-    def _merge(self) -> None:
-        merged: dict[int, int] = {}
-        for block, num_bytes in enumerate(self._trace.merged_bytes):
+    def _convert(self) -> None:
+        largest: dict[int, int] = {}
+        for block, num_bytes in enumerate(self._trace.conversion_bytes):
             if num_bytes and self._is_here(block):
                 device = self._devices[block]
-                merged[device] = max(merged.get(device, 0), num_bytes)
-        for device, num_bytes in merged.items():
+                largest[device] = max(largest.get(device, 0), num_bytes)
+        for device, num_bytes in largest.items():
             self._give_back(device, num_bytes)
 
     def _is_here(self, block: int) -> bool:

@@ -36,15 +36,6 @@ USES_MATMUL_LIBRARY = frozenset(
 """Operators that run on cuBLAS, which keeps a workspace from its first use on."""
 
 
-def matmul_workspace_bytes(compute_capability: tuple[int, int]) -> int:
-    """What PyTorch gives a cuBLAS handle to work in.
-
-    Source: `getChosenWorkspaceSize` of aten/src/ATen/cuda/CublasHandlePool.cpp, after NVIDIA's recommendation for
-    cublasSetWorkspace: 32 MiB on Hopper, ":4096:2:16:8" (2 x 4096 KiB + 8 x 16 KiB) before and after.
-    """
-    return 32 << 20 if compute_capability[0] == 9 else (2 * 4096 + 8 * 16) << 10
-
-
 def _mask_positions(call: Call) -> int:
     """Indexing by a mask makes the positions it selects first: `expandTensors` of ATen/native/IndexingUtils.h."""
     masks = [index for index in call.args[1] if index is not None and index.dtype in (torch.bool, torch.uint8)]

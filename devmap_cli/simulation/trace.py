@@ -58,7 +58,7 @@ class Trace:
         num_blocks: how many blocks there are.
         weights: block and bytes of each tensor in the order of loading, tied ones once.
         buffers: block and bytes of each buffer, which stay where a block computes even if it is offloaded.
-        merged_bytes: for each block the largest of its weights that transformers makes of several of the checkpoint.
+        conversion_bytes: for each block the most that making one of its weights takes beside it.
         holders: the modules whose weights are brought one by one where they are offloaded.
         phases: name and events of each phase after loading; allocations are numbered from 0 through all phases, those
             of `weights` from -1 down.
@@ -67,7 +67,7 @@ class Trace:
     num_blocks: int
     weights: tuple[tuple[int, int], ...]
     buffers: tuple[tuple[int, int], ...]
-    merged_bytes: tuple[int, ...]
+    conversion_bytes: tuple[int, ...]
     holders: tuple[Holder, ...]
     phases: Mapping[str, tuple[tuple[int, int, int], ...]]
 
@@ -77,7 +77,7 @@ class Trace:
             "num_blocks": self.num_blocks,
             "weights": [number for pair in self.weights for number in pair],
             "buffers": [number for pair in self.buffers for number in pair],
-            "merged_bytes": self.merged_bytes,
+            "conversion_bytes": self.conversion_bytes,
             "holders": [[holder.fqn, holder.block, *holder.parameter_bytes] for holder in self.holders],
             "phases": {name: [number for event in events for number in event] for name, events in self.phases.items()},
         }
@@ -89,7 +89,7 @@ class Trace:
             num_blocks=document["num_blocks"],
             weights=_tuples(document["weights"], 2),
             buffers=_tuples(document["buffers"], 2),
-            merged_bytes=tuple(document["merged_bytes"]),
+            conversion_bytes=tuple(document["conversion_bytes"]),
             holders=tuple(Holder(fqn, block, tuple(sizes)) for fqn, block, *sizes in document["holders"]),
             phases={name: _tuples(numbers, 3) for name, numbers in document["phases"].items()},
         )
@@ -117,7 +117,7 @@ class Recorder:
         self._named_holders: list[Holder] = []
         self._weights: list[tuple[int, int]] = []
         self._buffers: list[tuple[int, int]] = []
-        self._merged = [0] * self.num_blocks
+        self._conversions = [0] * self.num_blocks
         self._phases: dict[str, list[tuple[int, int, int]]] = {}
         self._events: list[tuple[int, int, int]] | None = None
         self._blocks: list[int] = []
@@ -144,7 +144,7 @@ class Recorder:
 
     # ------------------------------------------------------------------ while loading
 
-    def weight(self, name: str, num_bytes: int, *, is_buffer: bool, is_merged: bool) -> int | None:
+    def weight(self, name: str, num_bytes: int, *, is_buffer: bool, conversion_bytes: int) -> int | None:
         """A weight was loaded that is not tied to an earlier one; gives the number of its allocation, from -1 down."""
         block = self.block_of(name)
         if block is None:
@@ -152,8 +152,7 @@ class Recorder:
         self._weights.append((block, num_bytes))
         if is_buffer:
             self._buffers.append((block, num_bytes))
-        if is_merged:
-            self._merged[block] = max(self._merged[block], num_bytes)
+        self._conversions[block] = max(self._conversions[block], conversion_bytes)
         return -len(self._weights)
 
     def holder(self, fqn: str, parameter_bytes: Sequence[int]) -> None:
@@ -231,7 +230,7 @@ class Recorder:
             num_blocks=self.num_blocks,
             weights=tuple(self._weights),
             buffers=tuple(self._buffers),
-            merged_bytes=tuple(self._merged),
+            conversion_bytes=tuple(self._conversions),
             holders=tuple(self._named_holders),
             phases=self._marked_phases(),
         )

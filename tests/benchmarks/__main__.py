@@ -24,9 +24,8 @@ from rich.table import Table
 BIN = Path(sys.executable).parent
 ROUNDS = 5
 RUN_ROUNDS = 8  # single runs differ by 10 % and more
-BUDGETS = "0:6GB,1:6GB,2:6GB"
+BUDGETS = "0:8GB,1:8GB,2:8GB"
 PROMPT = "Write a long story about a dragon who learns to sail."
-NEW_TOKENS = 48
 CORPUS = Path(__file__).parents[2].parent / "shared" / "corpus" / "configs"
 
 PLAIN_PLAN = """
@@ -37,7 +36,7 @@ config = AutoConfig.from_pretrained(sys.argv[1])
 with torch.device("meta"):
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 model.tie_weights()
-print(len(_get_device_map(model, "auto", {0: 6 * 10**9, 1: 6 * 10**9, 2: 6 * 10**9}, None)))
+print(len(_get_device_map(model, "auto", {0: 8 * 10**9, 1: 8 * 10**9, 2: 8 * 10**9}, None)))
 """
 PLAIN_RUN = """
 import json, sys, time, torch
@@ -105,10 +104,9 @@ def _plan_rows(scratch: Path) -> list[tuple[str, ...]]:
 def _run_rows(model: str, scratch: Path) -> list[tuple[str, ...]]:
     """Loading and generating with one map, by `devmap run` and by plain from_pretrained + generate."""
     rows = []
-    for name, budgets in _run_budgets().items():
+    for name, (tokens, budgets) in _run_budgets().items():
         map_path = str(scratch / "run.json")
         _output([str(BIN / "devmap"), "plan", model, *budgets, "-o", map_path])
-        tokens = str(NEW_TOKENS)
         ours = [str(BIN / "devmap"), "run", "--map", map_path, "--prompt", PROMPT, "--max-new-tokens", tokens, "--json"]
         theirs = [sys.executable, "-c", PLAIN_RUN, map_path, str(scratch / "offload"), PROMPT, tokens]
         mine: list[dict[str, float]] = []
@@ -127,14 +125,15 @@ def _run_rows(model: str, scratch: Path) -> list[tuple[str, ...]]:
     return rows
 
 
-def _run_budgets() -> dict[str, list[str]]:
+def _run_budgets() -> dict[str, tuple[str, list[str]]]:
+    """New tokens and budget options of each run, by its name; some seconds of decoding each."""
     import torch
 
     if torch.accelerator.is_available():
-        return {"all on the accelerators": ["--strategy", "balanced", "--no-offload"]}
+        return {"all on the accelerators": ("256", ["--strategy", "balanced", "--no-offload"])}
     return {
-        "all on cpu": ["--max-memory", "cpu:8GB"],
-        "cpu and disk": ["--max-memory", "cpu:250MB,disk:1GB"],
+        "all on cpu": ("128", ["--max-memory", "cpu:8GB"]),
+        "cpu and disk": ("24", ["--max-memory", "cpu:250MB,disk:1GB"]),
     }
 
 

@@ -108,7 +108,7 @@ def _blocks(run: Run) -> tuple[list[BlockWork], tuple[Handover, ...]]:
     num_blocks = 1 + max(device_map.values())
     workload = Workload(prompt_tokens=PROMPT_TOKENS, max_new_tokens=NEW_TOKENS, dtype=run.dtype)
     capacities = [UNLIMITED_BYTES] * num_blocks
-    seen = rehearse(model, {**device_map}, workload, capacities, compute_capability=(7, 5))
+    seen = rehearse(model, {**device_map}, workload, capacities, compute_capabilities=[(7, 5)] * num_blocks)
     seen.raise_failure()
     blocks = [
         BlockWork(device.phases["load"].weights_bytes, device.work["prefill"], device.work["decode"])

@@ -11,6 +11,7 @@ import pytest
 
 from devmap_cli.planning.strategies import STRATEGIES
 from tests.support.processes import Outcome
+from tests.support.toys import write_config
 
 MakeToy = Callable[..., Path]
 Run = Callable[..., Outcome]
@@ -73,3 +74,125 @@ def test_wrong_requests(devmap: Run, toy: MakeToy, arguments: list[str], error: 
     assert (done.exit_code, done.stdout) == (2, "")
     assert error in done.error
     assert hint in done.hint
+
+
+# ---------------------------------------------------------------------- what the generation of a card decides
+
+FP8: dict[str, Any] = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+APART = ("--pin", "model.embed_tokens=0", "--pin", "model.layers.{2..3}=1")
+LONG = ("--prompt-tokens", 128, "--max-new-tokens", 32)
+
+
+def peaks(document: dict[str, Any]) -> list[int]:
+    return [item["peak_bytes"] for item in document["devices"]]
+
+
+def checked(done: Outcome) -> dict[str, Any]:
+    assert done.exit_code == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_a_map_says_what_it_was_planned_for_and_check_takes_it(devmap: Run, toy: MakeToy) -> None:
+    done = devmap(
+        "plan",
+        toy("qwen2"),
+        "--gpus",
+        "T4,A10",
+        *APART,
+        *LONG,
+        "-o",
+        "map.json",
+    )
+    assert done.exit_code == 0
+    planned = json.loads(Path("map.json").read_text())
+    assert [item["card"] for item in planned["devices"]] == ["T4", "A10"]
+    again = checked(devmap("check", "--map", "map.json", "--json"))
+    foretold = [item["peak_bytes"] + item["runtime_overhead_bytes"] for item in again["devices"]]
+    # planned as if both were T4s, and the A10 has kernels that need less
+    assert foretold[0] == pytest.approx(peaks(planned)[0], rel=0.005)
+    assert foretold[1] <= peaks(planned)[1] * 1.0001
+
+
+def test_check_for_other_cards(devmap: Run, toy: MakeToy) -> None:
+    devmap("plan", toy("qwen2"), "--gpus", "T4", "--batch-size", 64, *LONG, "-o", "map.json")
+    old = checked(devmap("check", "--map", "map.json", "--json"))
+    new = checked(devmap("check", "--map", "map.json", "--gpus", "L4", "--json"))
+    assert peaks(new)[0] < peaks(old)[0]  # all scores of attention are kept on a T4
+    assert new["devices"][0]["budget_bytes"] > old["devices"][0]["budget_bytes"]
+
+
+def test_a_hopper_beside_an_older_card_keeps_its_larger_workspace(devmap: Run, toy: MakeToy) -> None:
+    done = devmap(
+        "plan",
+        toy("qwen2"),
+        "--gpus",
+        "A100 80GB,H100",
+        *APART,
+        *LONG,
+        "-o",
+        "map.json",
+    )
+    assert done.exit_code == 0, done.stderr
+    planned = json.loads(Path("map.json").read_text())
+    again = checked(devmap("check", "--map", "map.json", "--json"))
+    foretold = [item["peak_bytes"] + item["runtime_overhead_bytes"] for item in again["devices"]]
+    assert foretold[1] - foretold[0] > 10 << 20
+    assert all(foretold[index] <= peaks(planned)[index] <= 1.03 * foretold[index] for index in (0, 1))
+
+
+def test_a_map_with_a_card_that_nobody_makes(devmap: Run, toy: MakeToy) -> None:
+    devmap("plan", toy("qwen2"), "--gpus", "T4", *LONG, "-o", "map.json")
+    path = Path("map.json")
+    path.write_text(path.read_text().replace('"T4"', '"T5"'))
+    done = devmap("check", "--map", "map.json")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "the map says that GPU 0 is a T5" in done.error
+    assert "--gpus" in done.hint
+
+
+@pytest.mark.parametrize("command", ["plan", "check"])
+def test_flash_attention_on_a_card_that_is_too_old(devmap: Run, toy: MakeToy, command: str) -> None:
+    devmap("plan", toy("qwen2"), "--gpus", "T4", *LONG, "-o", "map.json")
+    given = (toy("qwen2"), "--gpus", "T4") if command == "plan" else ("--map", "map.json")
+    done = devmap(command, *given, "--attention", "flash_attention_2")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "FlashAttention 2 runs from compute capability 8.0 on, and T4 has 7.5" in done.error
+    assert done.hint.endswith("--attention sdpa")
+
+
+def test_fp8_is_unpacked_on_cards_without_kernels(devmap: Run, tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "fp8", FP8)
+    weights = {}
+    for name in ("H100", "A100 80GB"):
+        done = devmap("plan", folder, "--gpus", name, *LONG, "-o", f"{name}.json")
+        assert done.exit_code == 0, done.stderr
+        planned = json.loads(Path(f"{name}.json").read_text())
+        weights[name] = planned["devices"][0]["weights_bytes"]
+        again = checked(devmap("check", "--map", f"{name}.json", "--json"))
+        assert again["devices"][0]["phases"][-1]["weights_bytes"] == pytest.approx(weights[name], rel=0.05)
+    layers = 2 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256)
+    assert weights["A100 80GB"] - weights["H100"] == pytest.approx(layers, rel=0.01)  # two bytes each, or one
+    assert "transformers unpacks it" in devmap("plan", folder, "--gpus", "A100 80GB", *LONG).stdout
+
+
+def test_weights_that_a_card_is_too_old_for(devmap: Run, toy: MakeToy) -> None:
+    done = devmap("plan", toy("qwen2"), "--gpus", "V100 16GB", "--quantize", "int8")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "int8 weights run from compute capability 7.5 on" in done.error
+    devmap("plan", toy("qwen2"), "--gpus", "T4", "--quantize", "int8", *LONG, "-o", "map.json")
+    done = devmap("check", "--map", "map.json", "--gpus", "V100 16GB")
+    assert done.exit_code == 1
+    assert "quantized-on-old-card  int8 weights are on GPU 0, a V100" in done.stdout

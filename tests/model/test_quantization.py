@@ -91,7 +91,7 @@ STORED: dict[str, tuple[dict[str, Any], int]] = {
 
 def build(folder: Path, scheme: str | None = None, *, dtype: str | None = None, kernels: bool = False) -> EmptyModel:
     reference = resolve(str(folder))
-    asked = quantization_of(reference.config, modelopt_text(folder), scheme, has_kernels=kernels)
+    asked = quantization_of(reference.config, modelopt_text(folder), scheme, kernels=(9, 0) if kernels else None)
     with quiet_libraries():
         return build_quantized(reference, dtype, asked, trust_remote_code=False)
 

@@ -20,7 +20,7 @@ def verdict(budget_bytes: int, weights: list[int], events: Sequence[tuple[int, i
         num_blocks=1,
         weights=tuple((0, size) for size in weights),
         buffers=(),
-        merged_bytes=(0,),
+        conversion_bytes=(0,),
         holders=(),
         phases={"prefill": tuple(events)},
     )

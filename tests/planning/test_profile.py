@@ -60,7 +60,7 @@ def test_other_workloads_and_cards_have_profiles_of_their_own(spec: ModelSpec) -
     profiler = Profiler(spec)
     profiler.profile(WORKLOAD)
     profiler.profile(MapWorkload(1, 9, 8))
-    Profiler(spec, compute_capability=(9, 0), model=profiler.model).profile(WORKLOAD)
+    profiler.profile(WORKLOAD, (9, 0))
     assert len(kept()) == 3
 
 
@@ -159,7 +159,7 @@ PROFILE = Profile(
         num_blocks=2,
         weights=((0, 1000), (1, 2000), (1, 500)),
         buffers=(),
-        merged_bytes=(0, 700),
+        conversion_bytes=(0, 700),
         holders=(),
         phases={
             # block 1 holds 1024 of cache and 2048 more; the workspace counts for neither

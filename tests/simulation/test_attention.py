@@ -76,7 +76,7 @@ def test_efficient_accumulates_large_heads_in_float32() -> None:
 
 
 def peak_of_attention(mask: bool, compute_capability: tuple[int, int]) -> int:
-    with simulated_devices([256 * MIB], compute_capability=compute_capability) as machine:
+    with simulated_devices([256 * MIB], compute_capabilities=[compute_capability]) as machine:
         query = torch.zeros(1, 4, 256, 64, dtype=torch.bfloat16, device=0)
         masks = torch.ones(1, 1, 256, 256, dtype=torch.bool, device=0) if mask else None
         before = machine.devices[0].use.allocated_bytes
@@ -104,7 +104,7 @@ def test_the_numbers_are_the_cpus_and_the_layout_the_gpus(compute_capability: tu
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(2, 4, 32, 16, generator=generator).bfloat16() for _ in range(3))
     expected = scaled_dot_product_attention(query, key, value, is_causal=True)
-    with simulated_devices([256 * MIB], compute_capability=compute_capability):
+    with simulated_devices([256 * MIB], compute_capabilities=[compute_capability]):
         output = scaled_dot_product_attention(query.to(0), key.to(0), value.to(0), is_causal=True)
         assert torch.equal(output.cpu(), expected)
         # fused kernels write (batch, tokens, heads, size), the composite (batch, heads, tokens, size)

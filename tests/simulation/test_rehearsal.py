@@ -391,7 +391,9 @@ def rehearsed_rows(source: str, compute_capability: tuple[int, int]) -> list[tup
                 models[name] = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
             models[name].tie_weights()
         workload = Workload(1, int(row["context"]), int(row["new_tokens"]))
-        rehearsal = rehearse(models[name], {"": 0}, workload, [UNLIMITED_BYTES], compute_capability=compute_capability)
+        rehearsal = rehearse(
+            models[name], {"": 0}, workload, [UNLIMITED_BYTES], compute_capabilities=[compute_capability]
+        )
         pairs.append((row, rehearsal))
     return pairs
 

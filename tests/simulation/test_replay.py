@@ -23,7 +23,7 @@ def traced(
     *,
     weights: Sequence[tuple[int, int]] = (),
     buffers: Sequence[tuple[int, int]] = (),
-    merged: tuple[int, int] = (0, 0),
+    conversions: tuple[int, int] = (0, 0),
     holders: Sequence[Holder] = (),
 ) -> Trace:
     """A trace of two blocks; events alone are those of the prefill."""
@@ -32,7 +32,7 @@ def traced(
         num_blocks=2,
         weights=tuple(weights),
         buffers=tuple(buffers),
-        merged_bytes=merged,
+        conversion_bytes=conversions,
         holders=tuple(holders),
         phases={name: tuple(events) for name, events in named.items()},
     )
@@ -129,7 +129,7 @@ def test_buffers_of_an_offloaded_block_stay_where_it_computes() -> None:
 
 
 def test_merging_takes_its_largest_result_once_more_per_device() -> None:
-    trace = traced([], weights=[(0, 4096), (1, 2048)], merged=(1024, 2048))
+    trace = traced([], weights=[(0, 4096), (1, 2048)], conversions=(1024, 2048))
     assert allocated(trace, TOGETHER, "load") == [4096 + 2048 + 2048]
     assert allocated(trace, APART, "load") == [4096 + 1024, 2048 + 2048]
     assert allocated(trace, [Seat(0), Seat(0, is_offloaded=True)], "load") == [4096 + 1024]

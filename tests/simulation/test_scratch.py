@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
 import torch
 
 from devmap_cli.simulation.backend import simulated_devices
-from devmap_cli.simulation.scratch import matmul_workspace_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +34,6 @@ def test_the_first_matrix_product_opens_the_library_and_keeps_its_workspace() ->
         ones @ ones
         assert device.workspace_bytes == 8519680  # 2 x 4096 KiB + 8 x 16 KiB
         assert device.use.allocated_bytes == 512 + 8519680
-
-
-@pytest.mark.parametrize(("compute_capability", "expected"), [((8, 0), 8519680), ((9, 0), 32 * MIB), ((7, 5), 8519680)])
-def test_workspace_by_generation(compute_capability: tuple[int, int], expected: int) -> None:
-    assert matmul_workspace_bytes(compute_capability) == expected
 
 
 def test_indexing_by_a_mask_makes_its_positions() -> None:

@@ -27,20 +27,20 @@ def test_a_name_belongs_to_the_block_of_its_closest_ancestor() -> None:
     assert recorder.block_of("") is None
 
 
-def test_weights_in_the_order_of_loading_and_the_largest_merged_one() -> None:
+def test_weights_in_the_order_of_loading_and_the_largest_conversion() -> None:
     recorder = Recorder(BLOCKS)
-    recorder.weight("layers.1.experts", 600, is_buffer=False, is_merged=True)
-    recorder.weight("layers.1.more", 800, is_buffer=False, is_merged=True)
-    recorder.weight("embed.weight", 100, is_buffer=False, is_merged=False)
-    recorder.weight("embed.scale", 4, is_buffer=True, is_merged=False)
-    recorder.weight("nowhere.weight", 9, is_buffer=False, is_merged=True)
+    recorder.weight("layers.1.experts", 600, is_buffer=False, conversion_bytes=600)
+    recorder.weight("layers.1.more", 500, is_buffer=False, conversion_bytes=800)
+    recorder.weight("embed.weight", 100, is_buffer=False, conversion_bytes=0)
+    recorder.weight("embed.scale", 4, is_buffer=True, conversion_bytes=0)
+    recorder.weight("nowhere.weight", 9, is_buffer=False, conversion_bytes=9)
     recorder.holder("layers.1", [600, 800])
     recorder.holder("nowhere", [9])
     recorder.holder("embed", [])
     trace = recorder.trace()
-    assert trace.weights == ((2, 600), (2, 800), (0, 100), (0, 4))
+    assert trace.weights == ((2, 600), (2, 500), (0, 100), (0, 4))
     assert trace.buffers == ((0, 4),)
-    assert trace.merged_bytes == (0, 0, 800)
+    assert trace.conversion_bytes == (0, 0, 800)
     assert trace.holders == (Holder("layers.1", 2, (600, 800)),)
 
 
@@ -109,7 +109,7 @@ def test_a_trace_survives_json() -> None:
         num_blocks=2,
         weights=((0, 100), (1, 200)),
         buffers=((1, 8),),
-        merged_bytes=(0, 200),
+        conversion_bytes=(0, 200),
         holders=(Holder("a", 0, (60, 40)), Holder("b", 1, (200,))),
         phases={"prefill": ((Event.ALLOCATE, 0, 64), (Event.COPY, 0, 0), (Event.ALLOCATE, 1, 64)), "decode": ()},
     )

@@ -77,7 +77,7 @@ class Planner:
         spec = load_spec(str(self.path(model)), quantize=quantize, dtype=dtype)
         budgets = budgets_from_options(max_memory, [], no_offload=False)
         request = PlanRequest("auto", budgets, MapWorkload(1, tokens, 32))
-        return Planning(spec, {}, trust_remote_code=False).plan(request, rehearse=False)
+        return Planning(spec, trust_remote_code=False).plan(request, rehearse=False)
 
     def refusal(self, model: str, max_memory: str, **options: Any) -> Infeasible:
         answer = self.answer(model, max_memory, **options)

@@ -12,6 +12,7 @@ from transformers.integrations import finegrained_fp8
 
 from devmap_cli.model.quantization.bitsandbytes import Linear4bit, Linear8bitLt, Settings4bit
 from devmap_cli.model.quantization.compressed import CompressedLinear, Groups, unpack_before_forward
+from devmap_cli.model.quantization.conversion import note_conversion
 from devmap_cli.model.quantization.float4 import (
     FP8PerTensorExperts,
     Mxfp4GptOssExperts,
@@ -78,12 +79,18 @@ def _bitsandbytes(model: PreTrainedModel, quantization: Quantization) -> _Notes:
     if settings.get("load_in_8bit"):
         threshold = float(settings.get("llm_int8_threshold", 6.0))
         make = lambda shape: Linear8bitLt(shape, threshold)  # noqa: E731 - one of two
+        copies_bytes = torch.float16.itemsize  # Int8Params quantizes a copy in float16
     else:
         settings_4bit = Settings4bit.of(settings, on_the_fly=quantization.scheme is not None)
         make = lambda shape: Linear4bit(shape, settings_4bit)  # noqa: E731 - one of two
+        copies_bytes = 0
     for name, module in linear_modules(model, with_conv1d=True):
         if name not in skips:
-            model.set_submodule(name, make(LinearShape.of(module)))
+            shape = LinearShape.of(module)
+            replacement = make(shape)
+            if quantization.scheme is not None:
+                note_conversion(replacement, shape.num_weights * (shape.dtype.itemsize + copies_bytes))
+            model.set_submodule(name, replacement)
     return _unpacked_experts(model, "bitsandbytes does not quantize")
 
 
@@ -155,13 +162,32 @@ def _fine_grained(model: PreTrainedModel, quantization: Quantization) -> _Notes:
     settings = _settings_of(model, quantization)
     listed = settings.get("modules_to_not_convert") or settings.get("ignored_layers")
     skips = default_skips(model, renamed(model, listed) if listed else listed)
-    dense_bytes = _num_bytes(model)
+    dtype, dense_bytes = str(model.dtype).removeprefix("torch."), format_bytes(_num_bytes(model))
+    if quantization.is_unpacked:
+        _note_unpacking(model, skips)
+        return [f"without kernels for FP8 (compute capability 8.9 and more) transformers unpacks it to {dtype}"]
     _embed_in_float8(model, settings.get("modules_to_convert") or (), skips)
     _fp8_modules(model, settings, skips)
     return [
-        "on cards below compute capability 8.9, and on cpu, transformers unpacks FP8 to "
-        f"{str(model.dtype).removeprefix('torch.')}: {format_bytes(dense_bytes)}"
+        f"on cards below compute capability 8.9, and on cpu, transformers unpacks FP8 to {dtype}: {dense_bytes}; "
+        "--gpus says which cards these are"
     ]
+
+
+def _note_unpacking(model: PreTrainedModel, skips: Skips) -> None:
+    """What Fp8Dequantize has on the device beside a weight: the packed one, a copy in float32, and their product.
+
+    Of merged experts, which it unpacks one by one, it has all packed ones.
+    """
+    packed, wide = torch.float8_e4m3fn.itemsize, torch.float32.itemsize
+    for name, module in model.named_modules():
+        if name in skips:
+            continue
+        if name.endswith(".experts"):
+            largest = max((weight.numel() for weight in module.parameters(recurse=False)), default=0)
+            note_conversion(module, packed * largest)
+        elif isinstance(module, nn.Linear):
+            note_conversion(module, (packed + 2 * wide) * module.weight.numel())
 
 
 def _settings_of(model: PreTrainedModel, quantization: Quantization) -> dict[str, Any]:
@@ -222,7 +248,7 @@ def _mxfp4(model: PreTrainedModel, quantization: Quantization) -> _Notes:
     skips = default_skips(model, quantization.settings.get("modules_to_not_convert"))
     layers = [(name, module) for name, module in fused_experts(model) if name not in skips]
     packed = {name: Mxfp4GptOssExperts(module) for name, module in layers if hasattr(module, "gate_up_proj_bias")}
-    if not quantization.has_kernels:
+    if quantization.is_unpacked:
         saved = sum(_num_bytes(module) - _num_bytes(packed[name]) for name, module in layers if name in packed)
         with_kernels = format_bytes(_num_bytes(model) - saved)
         return [

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from devmap_cli.devices.capability import Capability
 from devmap_cli.errors import RequestError
 
 SCHEMES = ("int8", "nf4", "fp4")
 """What bitsandbytes makes of 16-bit weights while it loads them."""
-_MXFP4 = "mxfp4"
-_HAS_KERNELS = "has_kernels"
+_UNPACKED = "dequantize"
+_KERNELS_FROM: dict[str, Capability] = {"mxfp4": (7, 5), "fp8": (8, 9)}
+"""From which compute capability on there are kernels for packed floats; below, transformers unpacks them.
+
+Source: `validate_environment` of transformers' quantizers.
+"""
+_PACKED_BY_DEFAULT = ("fp8",)
+"""Methods whose weights are taken to stay packed on devices that are not known: MXFP4 needs further packages."""
+_RUNS_FROM: dict[str, Capability] = {"fbgemm_fp8": (9, 0), "int8": (7, 5)}
+"""The lowest compute capability that a method or scheme runs on at all.
+
+Source: transformers' FbgemmFp8HfQuantizer; the table of hardware in bitsandbytes' installation guide for LLM.int8().
+"""
 MODELOPT_NAME = "hf_quant_config.json"
 NO_KERNELS = "its kernels run on GPUs only"
 _REFUSED = "transformers refuses such a map"
@@ -40,22 +52,24 @@ _BFLOAT16_ONLY = ("fbgemm_fp8",)
 class Quantization:
     """How a model is quantized: `method` as transformers names it, `settings` as in config.json.
 
-    `scheme` is what was asked for, None for a checkpoint that is quantized already. `has_kernels` says whether the
-    kernels that MXFP4 needs are there; without them transformers unpacks it.
+    `scheme` is what was asked for, None for a checkpoint that is quantized already.
     """
 
     method: str
     settings: dict[str, Any] = field(default_factory=dict)
     scheme: str | None = None
-    has_kernels: bool = False
+
+    @property
+    def is_unpacked(self) -> bool:
+        """Whether transformers unpacks the weights while it loads them."""
+        return bool(self.settings.get(_UNPACKED))
 
     @property
     def as_in_map(self) -> dict[str, Any]:
         """The form that a map keeps."""
         if self.scheme is not None:
             return {"scheme": self.scheme}
-        kernels = {_HAS_KERNELS: True} if self.has_kernels and self.method == _MXFP4 else {}
-        return {"quant_method": self.method, **self.settings, **kernels}
+        return {"quant_method": self.method, **self.settings}
 
     def loaded_dtype(self, dtype: str) -> str:
         """What transformers loads the rest of the model in, asked for `dtype` (HfQuantizer.update_dtype)."""
@@ -65,16 +79,20 @@ class Quantization:
 
 
 def quantization_of(
-    config: dict[str, Any], modelopt_text: str | None, scheme: str | None, *, has_kernels: bool = False
+    config: dict[str, Any], modelopt_text: str | None, scheme: str | None, kernels: Capability | None = None
 ) -> Quantization | None:
     """The quantization of a model with this config.json and hf_quant_config.json, `scheme` asked for.
+
+    Args:
+        kernels: the lowest compute capability of the devices, which decides whether packed floats stay packed; None
+            where it is not known.
 
     Raises:
         RequestError: a scheme is asked for, and the checkpoint is quantized already.
     """
     stored = _stored(config, modelopt_text)
     if scheme is None:
-        return None if stored is None else Quantization(*stored, has_kernels=has_kernels)
+        return None if stored is None else _loaded_on(Quantization(*stored), kernels)
     return _on_the_fly(scheme, stored)
 
 
@@ -84,9 +102,28 @@ def quantization_in_map(document: dict[str, Any] | None) -> Quantization | None:
         return None
     if "scheme" in document:
         return _on_the_fly(str(document["scheme"]), None)
-    has_kernels = bool(document.get(_HAS_KERNELS))
-    settings = {key: value for key, value in document.items() if key != _HAS_KERNELS}
-    return Quantization(str(document.get("quant_method")), settings, has_kernels=has_kernels)
+    return Quantization(str(document.get("quant_method")), document)
+
+
+def _loaded_on(quantization: Quantization, kernels: Capability | None) -> Quantization:
+    """As transformers loads it: told to unpack what the devices have no kernels for."""
+    method = quantization.method
+    needed = _KERNELS_FROM.get(method)
+    if needed is None or (method in _PACKED_BY_DEFAULT if kernels is None else kernels >= needed):
+        return quantization
+    return replace(quantization, settings={**quantization.settings, _UNPACKED: True})
+
+
+def least_capability(document: dict[str, Any] | None) -> tuple[str, Capability]:
+    """What a model with the quantization `document` is quantized with, and the lowest capability that this runs on."""
+    quantization = quantization_in_map(document)
+    name = "" if quantization is None else quantization.scheme or _named(quantization)
+    return name, _RUNS_FROM.get(name, (0, 0))
+
+
+def _named(quantization: Quantization) -> str:
+    is_int8 = quantization.method == "bitsandbytes" and quantization.settings.get("load_in_8bit")
+    return "int8" if is_int8 else quantization.method
 
 
 def off_gpu(document: dict[str, Any] | None) -> str | None:
