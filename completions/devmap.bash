@@ -9,7 +9,7 @@ _shtab_devmap_subparsers=(inspect plan check run)
 
 _shtab_devmap_inspect_option_strings=(--depth --expand --dtype --quantize --revision --trust-remote-code --json -h --help)
 _shtab_devmap_plan_option_strings=(--strategy --max-memory --gpus --reserve --no-offload --weights-only --pin --rules --weight --prompt-tokens --max-new-tokens --batch-size --image --video --attention --kv-dtype --solve --how-many -o --output --report --explain --dtype --quantize --revision --trust-remote-code --json -h --help)
-_shtab_devmap_check_option_strings=(--map --model --prompt-tokens --max-new-tokens --batch-size --image --video --attention --kv-dtype --max-memory --fix -o --output --dtype --quantize --revision --trust-remote-code --json -h --help)
+_shtab_devmap_check_option_strings=(--map --model --prompt-tokens --max-new-tokens --batch-size --image --video --attention --kv-dtype --max-memory --gpus --fix -o --output --dtype --quantize --revision --trust-remote-code --json -h --help)
 _shtab_devmap_run_option_strings=(--map --model --prompt --prompt-file --raw --max-new-tokens --temperature --seed --batch-size --attention --kv-dtype --offload-folder --simulate --trust-remote-code --json -h --help)
 _shtab_devmap_option_strings=(--version -h --help)
 

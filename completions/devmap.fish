@@ -108,6 +108,7 @@ complete -c devmap -n '_shtab_devmap_using check' -l video -x -d 'A video in the
 complete -c devmap -n '_shtab_devmap_using check' -l attention -x -d 'sdpa, eager or flash_attention_2 [default: the map'"'"'s].'
 complete -c devmap -n '_shtab_devmap_using check' -l kv-dtype -xka "auto fp8 int8 int4 int2" -d 'What the KV cache is kept in: auto is the model'"'"'s dtype. To run, int8 needs the package hqq, int4 and int2 need optimum-quanto (with nvcc on NVIDIA GPUs), fp8 needs none [default: the map'"'"'s, or auto].'
 complete -c devmap -n '_shtab_devmap_using check' -l max-memory -x -d 'What the process may take, like '"'"'0:10GB,1:80%'"'"' [default: the map'"'"'s budgets, or no limit].'
+complete -c devmap -n '_shtab_devmap_using check' -l gpus -x -d 'The cards that the map is for, like '"'"'2xT4,1xA10'"'"' [default: the map'"'"'s].'
 complete -c devmap -n '_shtab_devmap_using check' -l fix -d 'Write a repaired map beside the given one.'
 complete -c devmap -n '_shtab_devmap_using check' -s o -l output -xka "(__fish_complete_path (commandline -ct))" -d 'Where --fix writes, - for stdout [default: *.fixed.json].'
 complete -c devmap -n '_shtab_devmap_using check' -l dtype -xka "float32 float16 bfloat16" -d 'Load in this dtype instead of the one config.json states.'

@@ -57,6 +57,5 @@ def _add_parameters(parser: argparse.ArgumentParser, command: Any) -> None:
 
 
 def _choices(parameter: Any) -> list[str] | None:
-    annotation = parameter.type_descriptor.annotation
-    is_choice = isinstance(annotation, type) and issubclass(annotation, Enum)
-    return [choice.value for choice in annotation] if is_choice else None
+    choices = getattr(parameter.type, "choices", None)
+    return [choice.value if isinstance(choice, Enum) else str(choice) for choice in choices] if choices else None
