@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import stat
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def atomic_write(path: str | Path, content: bytes) -> None:
 
 
 def _replace(target: Path, content: bytes, mode: int | None) -> None:
-    temporary = target.with_name(f".devmap-{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f".devmap-{os.urandom(8).hex()}.tmp")
     try:
         # Opened by hand because tempfile makes files of mode 0600, whatever the umask.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
