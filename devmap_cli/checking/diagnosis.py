@@ -27,20 +27,21 @@ _DEVICE_NAME = re.compile(r"\b(?:sim:(\d+)|cpu)\b")
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A model and a map, and how the simulation calls the map's devices: accelerators by their position."""
+    """A model and a map, and how the simulation calls the map's devices: those that compute by their position."""
 
     model: Any
     spec: ModelSpec
     device_map: Mapping[str, Device]
 
     @property
-    def accelerators(self) -> list[Device]:
-        """The accelerators of the map, in order."""
-        return sorted({device for device in self.device_map.values() if device.is_accelerator})
+    def computing(self) -> list[Device]:
+        """The devices that compute: the map's accelerators, in order, or without any the cpu."""
+        devices = set(self.device_map.values())
+        return sorted(device for device in devices if device.is_accelerator) or [CPU]
 
     def places(self) -> dict[str, int | str]:
         """The map as the simulation takes it."""
-        index = {device: position for position, device in enumerate(self.accelerators)}
+        index = {device: position for position, device in enumerate(self.computing)}
         return {key: index.get(device, device.kind) for key, device in self.device_map.items()}
 
     def device(self, name: str) -> Device:
@@ -49,8 +50,8 @@ class Scene:
 
     def named_in(self, text: str) -> list[Device]:
         """The devices that a text of the simulation names, each once."""
-        accelerators = self.accelerators
-        found = (accelerators[int(match[1])] if match[1] else CPU for match in _DEVICE_NAME.finditer(text))
+        computing = self.computing
+        found = (computing[int(match[1])] if match[1] else CPU for match in _DEVICE_NAME.finditer(text))
         return list(dict.fromkeys(found))
 
     def origin(self, failure: Failure) -> str:

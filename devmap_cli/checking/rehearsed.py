@@ -13,6 +13,7 @@ from devmap_cli.checking.forecast import PHASES, Copy, DeviceForecast, Forecast,
 from devmap_cli.checking.layers import quantized_off_gpu
 from devmap_cli.checking.lengths import check_length
 from devmap_cli.devices.capability import capability_of
+from devmap_cli.devices.device import CPU, DISK
 from devmap_cli.errors import first_line
 from devmap_cli.model.kv_dtypes import AUTO, refusal
 from devmap_cli.model.names import owner
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _TOO_LONG = "it is longer than what the model has positions for"
 _SOUND = "a prompt of sound as long as the model takes; the tokens of the prompt count for nothing"
+_AS_ON_A_GPU = "the cpu's kernels take for a moment what a GPU's do"
 _MAX_TRIALS = 8
 """How many moves are tried on a map whose tensors meet across devices."""
 
@@ -73,8 +75,8 @@ class Rehearser:
         )
 
     def _reason_to_skip(self, device_map: Mapping[str, Device]) -> str | None:
-        if not any(device.is_accelerator for device in device_map.values()):
-            return "nothing is on a GPU"
+        if set(device_map.values()) == {DISK}:
+            return "nothing is on a device that computes"
         if any(quantized_off_gpu(device_map, self.spec)):
             return "quantized weights are where they cannot run"
         left_out = [name for name in self.model.state_dict() if owner(name, device_map) is None]
@@ -91,10 +93,10 @@ class _Trial:
         self._scene = Scene(rehearser.model, rehearser.spec, device_map)
         self._capacities = [
             allocatable_bytes(rehearser.budgets[device], device) if device in rehearser.budgets else UNLIMITED_BYTES
-            for device in self._scene.accelerators
+            for device in self._scene.computing
         ]
         cards = rehearser.cards
-        self._capabilities = [capability_of(cards.get(device)) for device in self._scene.accelerators]
+        self._capabilities = [capability_of(cards.get(device)) for device in self._scene.computing]
 
     def forecast(self) -> Forecast:
         """Rehearse with all the memory that it takes; where that is more than there is, again with what there is.
@@ -105,9 +107,21 @@ class _Trial:
         unlimited = self._rehearse_unlimited()
         if unlimited.failure is not None:
             return self._stopped(unlimited, unlimited.failure)
+        if self._scene.computing == [CPU]:
+            return self._on_cpu(unlimited)
         if not self._may_be_short(unlimited, self._capacities):
             return self._told(unlimited)
         return self._within_limits(unlimited)
+
+    def _on_cpu(self, unlimited: Rehearsal) -> Forecast:
+        """What the cpu alone takes, whose allocator keeps nothing for later: what is in tensors has to fit."""
+        told, (capacity,) = self._told(unlimited), self._capacities
+        cpu = told.devices[0]
+        over = [phase.phase for phase in cpu.phases if phase.peak_bytes > capacity]
+        if not over:
+            return told
+        short = diagnosis.Shortage(CPU, cpu.highest.peak_bytes, cpu.highest.weights_bytes, capacity)
+        return replace(told, findings=(diagnosis.out_of_memory(short, over[0]),), stopped_in=over[0])
 
     def _within_limits(self, unlimited: Rehearsal) -> Forecast:
         """Each device that is too small, found one after the other: what ran out gets all it takes the next time."""
@@ -135,7 +149,7 @@ class _Trial:
         return Forecast(devices=tuple(self._weights()), findings=findings, skipped=reason)
 
     def _rehearse_unlimited(self) -> Rehearsal:
-        return self._rehearse(self._scene.places(), [UNLIMITED_BYTES] * len(self._scene.accelerators))
+        return self._rehearse(self._scene.places(), [UNLIMITED_BYTES] * len(self._scene.computing))
 
     def _rehearse(self, places: Mapping[str, int | str], capacities: list[int]) -> Rehearsal:
         """Rehearse the map `places`; any error of the model's code is the rehearsal's failure."""
@@ -167,7 +181,7 @@ class _Trial:
             index = seen.index
             if capacities[index] == UNLIMITED_BYTES:
                 continue
-            device = self._scene.accelerators[index]
+            device = self._scene.computing[index]
             over = [phase for phase in PHASES if seen.allocated_bytes.get(phase, 0) > capacities[index]]
             budget = self._rehearser.budgets[device]
             needed = seen.most_reserved_bytes + budget - allocatable_bytes(budget, device)
@@ -226,13 +240,17 @@ class _Trial:
         self, rehearsal: Rehearsal, findings: tuple[Finding, ...] = (), stopped_in: str | None = None
     ) -> Forecast:
         device, seen = self._scene.device, rehearsal.devices
+        computing = self._scene.computing if seen else []
         return Forecast(
             devices=(
                 *map(self._device_forecast, seen),
-                *(item for item in self._weights() if not item.device.is_accelerator or not seen),
+                *(item for item in self._weights() if item.device not in computing),
             ),
             findings=findings,
-            assumptions=tuple(text.removeprefix(": ") for text in rehearsal.assumptions),
+            assumptions=(
+                *((_AS_ON_A_GPU,) if computing == [CPU] else ()),
+                *(text.removeprefix(": ") for text in rehearsal.assumptions),
+            ),
             copies=tuple(
                 Copy(item.phase, device(item.source), device(item.target), item.module, item.num_bytes)
                 for item in rehearsal.transfers
@@ -241,13 +259,17 @@ class _Trial:
         )
 
     def _device_forecast(self, seen: DeviceRehearsal) -> DeviceForecast:
+        device = self._scene.computing[seen.index]
         phases = {
             phase: PhasePeak(
-                phase, memory.weights_bytes, memory.kv_cache_bytes, memory.activation_bytes, memory.overhead_bytes
+                phase,
+                memory.weights_bytes,
+                memory.kv_cache_bytes,
+                memory.activation_bytes,
+                memory.overhead_bytes if device.is_accelerator else 0,  # the cpu has no caching allocator
             )
             for phase, memory in seen.phases.items()
         }
-        device = self._scene.accelerators[seen.index]
         budget = self._rehearser.budgets.get(device)
         highest = max(phases, key=lambda phase: (phases[phase].peak_bytes, seen.allocated_bytes[phase]))
         return DeviceForecast(device, budget, tuple(phases.values()), phases[highest])

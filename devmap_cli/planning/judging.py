@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.device import Device
+from devmap_cli.devices.device import CPU, Device
 from devmap_cli.devices.runtime import runtime_overhead_bytes
 from devmap_cli.planning.nouns import MemoryBreakdown, Placement
 from devmap_cli.planning.profile import Profile
@@ -61,8 +61,10 @@ class Replaying:
         """What each accelerator lacks for all phases of the run."""
         main = placement.main_device
         at_first_sight = Arithmetic().verdict(placement, budgets)
-        if at_first_sight.missing or not main.is_accelerator:
+        if at_first_sight.missing or main not in budgets.devices:
             return at_first_sight
+        if not main.is_accelerator:
+            return self._on_cpu(placement, budgets)
         devices = [device for device in budgets.devices if device in placement.devices and device.is_accelerator]
         seats = [
             Seat(devices.index(place)) if place.is_accelerator else Seat(devices.index(main), is_offloaded=True)
@@ -92,6 +94,20 @@ class Replaying:
         }
         short = limited.failure.device
         return Verdict(missing or {devices[short]: max(1, margins[short])}, {})
+
+    def _on_cpu(self, placement: Placement, budgets: Budgets) -> Verdict:
+        """What the cpu alone lacks, whose allocator keeps nothing for later."""
+        seats = [Seat(0, is_offloaded=place != CPU) for place in placement.devices]
+        (seen,) = replay(self._profile.trace, seats, [UNLIMITED_BYTES]).devices
+        held = sum(
+            block.weights_bytes
+            for block, place in zip(placement.blocks, placement.devices, strict=True)
+            if place == CPU
+        )
+        most = max(seen.phases.values(), key=lambda phase: phase.kv_cache_bytes + phase.activation_bytes)
+        memory = MemoryBreakdown(held, most.kv_cache_bytes, most.activation_bytes, most.weights_bytes - held)
+        missing = memory.peak_bytes - budgets.get(CPU)
+        return Verdict({CPU: missing} if missing > 0 else {}, {CPU: memory})
 
 
 class Rehearsing:

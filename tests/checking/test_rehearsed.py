@@ -149,10 +149,32 @@ def test_gpus_with_gaps_in_their_numbers(qwen2: Subject) -> None:
     assert peaks(report) == dict(zip(("GPU 2", "GPU 5"), peaks(qwen2.check(WHOLE)).values(), strict=True))
 
 
-def test_a_map_of_the_cpu_alone_is_not_rehearsed(qwen2: Subject) -> None:
+def test_a_map_of_the_cpu_alone(qwen2: Subject) -> None:
     report = qwen2.check({"": "cpu"})
     assert report.passed
-    assert report.forecast.skipped == "nothing is on a GPU"
+    (cpu,) = report.forecast.devices
+    on_gpu = qwen2.check({"": 0}).forecast.devices[0]
+    assert [phase.phase for phase in cpu.phases] == ["load", "prefill", "decode"]
+    assert [phase.overhead_bytes for phase in cpu.phases] == [0, 0, 0]
+    assert [phase.kv_cache_bytes for phase in cpu.phases] == [phase.kv_cache_bytes for phase in on_gpu.phases]
+    assert cpu.runtime_overhead_bytes == 0
+
+
+def test_the_cpu_needs_room_for_more_than_weights(qwen2: Subject) -> None:
+    (needed,) = peaks(qwen2.check({"": "cpu"})).values()
+    weights = qwen2.check({"": "cpu"}).forecast.devices[0].phases[0].weights_bytes
+    assert weights < needed
+    assert qwen2.check({"": "cpu"}, {"cpu": needed}).passed
+    finding = the("out-of-memory", qwen2.check({"": "cpu"}, {"cpu": needed - 1}))
+    assert finding.module == "cpu"
+
+
+def test_disk_computes_on_the_cpu(qwen2: Subject) -> None:
+    everything = {key: "cpu" if key == "lm_head" else "disk" for key in WHOLE}
+    cpu, disk = qwen2.check(everything).forecast.devices
+    assert cpu.phases[-1].kv_cache_bytes > 0
+    assert [phase.phase for phase in disk.phases] == ["load"]
+    assert qwen2.check({"": "disk"}).forecast.skipped == "nothing is on a device that computes"
 
 
 def test_a_workload_that_the_model_cannot_take(qwen2: Subject) -> None:

@@ -56,6 +56,16 @@ def test_a_map_with_a_mistake(devmap: Run, toy: MakeToy) -> None:
     assert list(Path().iterdir()) == [Path("map.json")]
 
 
+@pytest.mark.parametrize("budgets", ["cpu:60MB", "cpu:300KB,disk:1GB"])
+def test_without_a_gpu_the_cpu_takes_what_was_planned(devmap: Run, toy: MakeToy, budgets: str) -> None:
+    done = devmap("plan", toy("qwen2"), "--max-memory", budgets, *SHORT)
+    assert done.exit_code == 0
+    planned = json.loads(Path("map.json").read_text())["devices"]
+    document = json.loads(devmap("check", "--map", "map.json", "--json").stdout)
+    assert [item["peak_bytes"] for item in document["devices"]] == [item["peak_bytes"] for item in planned]
+    assert planned[0]["kv_cache_bytes"] > 0
+
+
 def test_a_map_of_plan_needs_nothing_else(devmap: Run, toy: MakeToy) -> None:
     planned = devmap("plan", toy("qwen2"), "--max-memory", "0:60MB,1:60MB", "--strategy", "balanced", *SHORT)
     assert planned.exit_code == 0
