@@ -6,7 +6,8 @@ The table is cards.tsv, one card a line; an empty cell is a figure that is not s
   four GPUs, the MI250X two), and every other figure is that of one of them.
 - `usable_gib` is a number where the total that torch reports (`cudaMemGetInfo`, less than the label because of the
   driver, the firmware and ECC) is publicly known from listings and out-of-memory reports: the smallest found, for this
-  card or another with the same memory and architecture. Elsewhere it names a rule of `_USABLE_GIB`.
+  card or another with the same memory and architecture, its ECC as it is delivered: workstation cards lose 1/16 where
+  it is switched on. Elsewhere it names a rule of `_usable_gib`.
 - `fp32` … `fp8` are peak TFLOP/s (TOP/s for int8) without sparsity; for matrix products where the card has units for
   them, with FP32 accumulation, as torch multiplies. GeForce cards do that at half the rate that is advertised. Pascal
   cards but the P100 have fp16 only at 1/64 of fp32, and multiply it as fp32: no figure. Laptop cards have none, because
@@ -23,12 +24,12 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib import resources
 from itertools import groupby
 from typing import Final
 
+from devmap_cli.devices.card_names import CardName, likeness, readings
 from devmap_cli.devices.device import Device
 from devmap_cli.errors import RequestError
 
@@ -46,16 +47,13 @@ _DTYPE_COLUMNS: Final = {
     "float8_e4m3fn": "fp8",
     "float8_e5m2": "fp8",
 }
-_BRANDS: Final = frozenset(
-    ("nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "intel", "arc", "huawei", "ascend", "apple")
-)
-_NOISE: Final = frozenset(
-    ("gpu", "graphics", "card", "generation", "edition", "r", "tm", "hbm2", "hbm2e", "hbm3", "hbm3e")
-)
-_SYNONYMS: Final = {"mobile": "laptop", "sxm2": "sxm", "sxm3": "sxm", "sxm4": "sxm", "sxm5": "sxm"}
-_MEMORY = re.compile(r"(?<![a-z0-9])(\d+)\s*gi?b?(?![a-z0-9])")
-_SERIES = re.compile(r"(?:rtx|gtx|rx)(?=a?\d)")
-_COUNT_FIRST = re.compile(r"(\d{1,4})\s*[x*]\s*(.+)", re.IGNORECASE)
+_MEMORY_BONUS: Final = 0.4
+"""What the memory asked for adds to the likeness of a card's name."""
+_LEAST_LIKENESS: Final = 0.65
+_LEAST_OF_BEST: Final = 0.6
+"""What is less like a name than this share of the likeliest is not named."""
+_MOST_CLOSE: Final = 4
+_COUNT_FIRST = re.compile(r"(\d{1,4})(?:\s*[x*]\s*|\s+)(.+)", re.IGNORECASE)
 _COUNT_LAST = re.compile(r"(.+?)\s*[x*]\s*(\d{1,4})", re.IGNORECASE)
 
 
@@ -65,7 +63,8 @@ def _usable_gib(rule: str, label_gib: int) -> float:
     NVIDIA: published totals lie up to 0.66 GiB below the label with GDDR memory; ECC in GDDR takes 1/16 before that;
     with HBM they lie up to 1.5 % below. AMD reports all but 16 MiB, 0.13 GiB (RDNA 4) or 0.31 GiB (CDNA 3 and 4).
     Intel's Arc A770 reports 94.4 %, Huawei's 910B 92.2 % (HBM) and 310P 90.1 % (LPDDR4X). Apple's Metal recommends a
-    working set of two thirds of the memory up to 32 GB, and of three quarters above.
+    working set of two thirds of the memory up to 32 GB, and of three quarters above. Of what a GPU shares with its
+    CPU, a Jetson Orin shows 95 % (61.4 GiB of 64), and the firmware of a Ryzen AI Max gives three quarters at most.
     """
     usable = {
         "gddr": label_gib - 0.7,
@@ -77,6 +76,8 @@ def _usable_gib(rule: str, label_gib: int) -> float:
         "arc": label_gib * 0.94,
         "ascend": label_gib * 0.92,
         "ascend-lpddr": label_gib * 0.875,
+        "strix": label_gib * 3 / 4,
+        "jetson": label_gib * 0.93,
         "metal": label_gib * (2 / 3 if label_gib <= 32 else 3 / 4),
     }
     return usable[rule]
@@ -169,30 +170,50 @@ def cards_named(name: str) -> tuple[Card, ...]:
     """The cards that a name can mean, as people or drivers write it: none, one, or several where it leaves it open.
 
     Case, spaces, dashes, vendors' and brands' names do not matter, `RTX`, `GTX` and `RX` may be left out, and memory
-    is needed only where cards of one name differ in it. A name that leaves only the form open means SXM.
+    is needed only where cards of one name differ in it, and not for what is the whole name of one. A name that leaves
+    only the form open means SXM.
     """
-    key, memory_gib = _key(name)
-    found = _by_key().get(key, ())
-    return tuple(card for card in found if memory_gib is None or card.label_bytes == memory_gib * GIB)
+    found = (_meant(reading) for reading in readings(name))
+    return next(filter(None, found), ())
+
+
+def _meant(asked: CardName) -> tuple[Card, ...]:
+    """The cards of the name that was read, with the memory and of the makers that it states."""
+    by_key, whole_names = _by_key(), _by_whole_name()
+    entries: Mapping[Card, set[int]] = next((by_key[key] for key in asked.keys if key in by_key), {})
+    whole = next((whole_names[key] for key in asked.keys if key in whole_names), None)
+    if asked.memory_gib is None and whole is not None:
+        entries = {whole: set()}
+    return tuple(
+        card
+        for card, sizes in entries.items()
+        if (asked.memory_gib is None or asked.memory_gib in sizes) and asked.vendors <= {card.vendor}
+    )
 
 
 @lru_cache(maxsize=1)
-def _by_key() -> Mapping[str, tuple[Card, ...]]:
-    found: dict[str, dict[str, Card]] = {}
-    for card in cards():
-        for name in (card.name, *card.aliases):
-            key = _key(name)[0]
-            found.setdefault(key, {})[card.name] = card
-    return {key: tuple(named.values()) for key, named in found.items()}
+def _by_key() -> Mapping[str, Mapping[Card, set[int]]]:
+    """Cards by each key of their names, words in order or not, and the GiB of memory that those names state."""
+    found: dict[str, dict[Card, set[int]]] = {}
+    for card, name in _names():
+        label_gib = card.label_bytes // GIB
+        sizes = {label_gib, label_gib * card.num_gpus} | ({name.memory_gib} if name.memory_gib else set())
+        for key in name.keys:
+            found.setdefault(key, {}).setdefault(card, set()).update(sizes)
+    return found
 
 
-def _key(name: str) -> tuple[str, int | None]:
-    """What of a name tells cards apart, and the memory in GiB that it states."""
-    text = unicodedata.normalize("NFKC", name).casefold()
-    match = _MEMORY.search(text)
-    words = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", text, count=1))
-    key = "".join(_SYNONYMS.get(word, word) for word in words if word not in _BRANDS | _NOISE)
-    return _SERIES.sub("", key, count=1) if _SERIES.match(key) else key, int(match[1]) if match else None
+@lru_cache(maxsize=1)
+def _by_whole_name() -> Mapping[str, Card]:
+    """Cards whose own names state no memory, by the keys of those."""
+    names = ((card, next(readings(card.name))) for card in cards())
+    return {key: card for card, name in names if name.memory_gib is None for key in name.keys}
+
+
+@lru_cache(maxsize=1)
+def _names() -> tuple[tuple[Card, CardName], ...]:
+    """The names and aliases of all cards, as they are read."""
+    return tuple((card, next(readings(name))) for card in cards() for name in (card.name, *card.aliases))
 
 
 def parse_gpus(text: str, option: str = "--gpus") -> dict[Device, Card]:
@@ -235,7 +256,7 @@ def gpus_option(cards: Iterable[Card]) -> str:
 
 
 def _count_and_name(item: str) -> tuple[int, str]:
-    """Split `2xT4`, `2 × T4` or `T4x2`; a name with an x of its own, such as `7900xtx`, stays whole."""
+    """Split `2xT4`, `2 × T4`, `2 T4` or `T4x2`; a name with an x of its own, such as `7900xtx`, stays whole."""
     text = unicodedata.normalize("NFKC", item).replace("×", "x")
     if cards_named(text):
         return 1, item
@@ -269,10 +290,17 @@ def _the_card(name: str, count: str, option: str, corrected: Callable[[str], str
 
 
 def _close(name: str) -> tuple[Card, ...]:
-    """Cards of this name with other memory, or else of similar names; at most four, the likeliest first."""
-    key, _ = _key(name)
-    keys = [key] if key in _by_key() else get_close_matches(key, _by_key(), n=3, cutoff=0.5)
-    return tuple(dict.fromkeys(card for close in keys for card in _by_key()[close]))[:4]
+    """Cards of similar names, the likeliest first: those of the makers that it states, and rather with its memory."""
+    labels = {card.label_bytes // GIB for card in cards()}
+    asked = next((reading for reading in readings(name) if reading.memory_gib in labels), next(readings(name)))
+    scores: dict[Card, float] = {}
+    for card, known in _names():
+        if asked.vendors <= {card.vendor}:
+            score = likeness(asked, known) + _MEMORY_BONUS * (asked.memory_gib == card.label_bytes // GIB)
+            scores[card] = max(score, scores.get(card, 0.0))
+    least = max(_LEAST_LIKENESS, _LEAST_OF_BEST * max(scores.values(), default=0.0))
+    likely = sorted((card for card, score in scores.items() if score >= least), key=lambda card: -scores[card])
+    return tuple(likely[:_MOST_CLOSE])
 
 
 def _check_together(found: Iterable[Card], option: str) -> None:

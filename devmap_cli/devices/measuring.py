@@ -8,7 +8,7 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +25,10 @@ _DISK_BYTES = 128 * _MIB
 _READ_BYTES = 4 * _MIB
 _MATRIX_SIZE = 512
 _FILE = "measured.json"
+AGAIN_AFTER_SECONDS = 3 * 24 * 3600
+"""So old, the last measurement is joined by another: it may have been made while the machine was busy."""
+MOST_KEPT = 4
+"""Of so many measurements the best figures count; what is older goes, since machines change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +48,70 @@ class Measured:
     copy_bytes_per_second: float | None
 
 
-def measured(cache_folder: Path, disk_folder: Path | None = None) -> Measured:
-    """What this machine reaches, measured once and kept in `cache_folder`; takes some three seconds the first time.
+@dataclass(frozen=True, slots=True)
+class _Measurement:
+    """What was measured, and when (seconds since 1970)."""
 
+    made_at: float
+    figures: Measured
+
+
+def measured(cache_folder: Path, disk_folder: Path | None = None) -> Measured:
+    """What this machine reaches at best, measured anew every few days; that takes some three seconds.
+
+    What is kept in `cache_folder` are the last measurements, since other programs may have slowed down any of them.
     `disk_folder` is where offloaded weights will lie, by default the folder for temporary files. A cache that cannot be
     read or written is no failure.
     """
-    folder = Path(tempfile.gettempdir()) if disk_folder is None else disk_folder
-    known = measured_before(cache_folder, folder)
-    if known is not None:
-        return known
-    result = measure(folder)
-    try:
-        cache_folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(cache_folder / _FILE, json.dumps({"key": _key(folder), **asdict(result)}).encode())
-    except Exception:  # noqa: BLE001, S110 - whatever the disk says, the answer is there without the cache
-        pass
-    return result
+    folder = _disk_folder(disk_folder)
+    kept = _kept(cache_folder, folder)
+    if not kept or not 0 <= time.time() - kept[-1].made_at < AGAIN_AFTER_SECONDS:
+        kept = [*kept, _Measurement(time.time(), measure(folder))][-MOST_KEPT:]
+        _keep(cache_folder, folder, kept)
+    return _best(item.figures for item in kept)
 
 
 def measured_before(cache_folder: Path, disk_folder: Path | None = None) -> Measured | None:
-    """What `measured` kept; None where nothing was measured yet."""
-    folder = Path(tempfile.gettempdir()) if disk_folder is None else disk_folder
+    """What `measured` kept, however old; None where nothing was measured yet."""
+    kept = _kept(cache_folder, _disk_folder(disk_folder))
+    return _best(item.figures for item in kept) if kept else None
+
+
+def _disk_folder(given: Path | None) -> Path:
+    return Path(tempfile.gettempdir()) if given is None else given
+
+
+def _kept(cache_folder: Path, disk_folder: Path) -> list[_Measurement]:
+    """The measurements of this machine, the oldest first; none of another or of a damaged file."""
     try:
-        kept = json.loads((cache_folder / _FILE).read_bytes())
-        return Measured(**kept) if kept.pop("key") == _key(folder) else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
+        document = json.loads((cache_folder / _FILE).read_bytes())
+        if document["key"] != _key(disk_folder):
+            return []
+        return [_Measurement(float(item["made_at"]), Measured(**item["figures"])) for item in document["measurements"]]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _keep(cache_folder: Path, disk_folder: Path, kept: Sequence[_Measurement]) -> None:
+    document = {"key": _key(disk_folder), "measurements": [asdict(item) for item in kept]}
+    try:
+        cache_folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(cache_folder / _FILE, json.dumps(document).encode())
+    except Exception:  # noqa: BLE001, S110 - whatever the disk says, the answer is there without the cache
+        pass
+
+
+def _best(measurements: Iterable[Measured]) -> Measured:
+    """The highest of each figure."""
+    found = list(measurements)
+    return Measured(
+        memory_bytes_per_second=max(item.memory_bytes_per_second for item in found),
+        flops_per_second={
+            dtype: max(item.flops_per_second.get(dtype, 0.0) for item in found) for dtype in found[-1].flops_per_second
+        },
+        disk_bytes_per_second=max(item.disk_bytes_per_second or 0.0 for item in found) or None,
+        copy_bytes_per_second=max(item.copy_bytes_per_second or 0.0 for item in found) or None,
+    )
 
 
 def _key(disk_folder: Path) -> list[object]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 _MIB = 1 << 20
 
 CUDA_RUNTIME_BYTES = 640 * _MIB
@@ -27,16 +30,33 @@ MPS_RUNTIME_BYTES = 256 * _MIB
 counts beside the allocator's pools. Metal has no context with all kernels in it, so less than CUDA's is taken.
 """
 
-_RUNTIME_BYTES = {
-    "cuda": CUDA_RUNTIME_BYTES,
-    "xpu": XPU_RUNTIME_BYTES,
-    "npu": NPU_RUNTIME_BYTES,
-    "mps": MPS_RUNTIME_BYTES,
-    "sim": 0,  # simulated devices have no driver
-    "cpu": 0,
-    "disk": 0,
-}
 
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What lies on a kind of device beside tensors.
+
+    Args:
+        num_bytes: of a device that is large enough for all of it.
+        name: what it is, in few words.
+        source: what the figure stands on.
+    """
+
+    num_bytes: int
+    name: str
+    source: str
+
+
+RUNTIMES: Final = {
+    "cuda": Runtime(
+        CUDA_RUNTIME_BYTES, "CUDA's context and kernels", "635.8 MiB were measured with all of PyTorch's kernels loaded"
+    ),
+    "xpu": Runtime(XPU_RUNTIME_BYTES, "Level Zero's context and kernels", "taken from CUDA, as no figure is published"),
+    "npu": Runtime(
+        NPU_RUNTIME_BYTES, "CANN's context and buffers", "199 MB and 98 MiB were measured, and kernels come on top"
+    ),
+    "mps": Runtime(MPS_RUNTIME_BYTES, "Metal's own buffers", "less than CUDA takes, as no figure is published"),
+}
+"""By kind of device; simulated ones, cpu and disk have no driver."""
 
 _LARGEST_SHARE = 8
 """Of a budget so small that it is no whole device, one part in so many counts for the runtime at most."""
@@ -48,5 +68,12 @@ def runtime_overhead_bytes(kind: str, budget_bytes: int | None = None) -> int:
     At most an eighth of `budget_bytes`: kernels are loaded as they come into use, and on a small device, with its
     small models, not all of them do. An eighth of 2 GiB is what a CUDA context takes with none but the first loaded.
     """
-    figure = _RUNTIME_BYTES[kind]
-    return figure if budget_bytes is None else min(figure, budget_bytes // _LARGEST_SHARE)
+    runtime = RUNTIMES.get(kind)
+    if runtime is None:
+        return 0
+    return runtime.num_bytes if budget_bytes is None else min(runtime.num_bytes, budget_bytes // _LARGEST_SHARE)
+
+
+def is_whole_runtime(kind: str, budget_bytes: int) -> bool:
+    """Whether a budget is so large that all of the runtime counts, rather than an eighth of the budget."""
+    return runtime_overhead_bytes(kind, budget_bytes) == runtime_overhead_bytes(kind)

@@ -41,7 +41,7 @@ class Pace:
             for index, (block, before, after) in enumerate(zip(placement.blocks, prefill, decode, strict=True))
         ]
         rates = {device: self.rates(device) for device in (*placement.devices, CPU, DISK)}
-        return predict(blocks, placement.devices, rates, handovers=self._handovers)
+        return predict(blocks, placement.devices, rates, self._handovers)
 
     def rates(self, device: Device) -> Rates:
         """What `device` reaches."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -83,6 +84,14 @@ _ASSUMED_PCIE_BYTES_PER_SECOND: Final = 8 * 16e9 / 8 * 128 / 130
 """PCIe 4.0 x8, which laptops have, where a card's is not stated."""
 
 
+class Basis(Enum):
+    """Where the figures of a device come from."""
+
+    STATED = "stated by its maker, of which kernels reach a share"
+    MEASURED = "measured on this machine"
+    ASSUMED = "those of another device, as nothing is known of this one"
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """What a device reaches, per second.
@@ -95,7 +104,9 @@ class Rates:
         hop_bytes_per_second: to or from another accelerator through the host.
         link_bytes_per_second: directly to another of the same `name`; None without such a link.
         name: of the card or the assumption.
-        is_assumed: whether any of it is neither stated for this device nor measured.
+        basis: where they come from, with the exception of
+        assumed: what is assumed nevertheless, in words, and of
+        measured: what is measured nevertheless, in words.
     """
 
     bytes_per_second: float
@@ -105,7 +116,9 @@ class Rates:
     hop_bytes_per_second: float = math.inf
     link_bytes_per_second: float | None = None
     name: str = ""
-    is_assumed: bool = False
+    basis: Basis = Basis.STATED
+    assumed: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
 
 def accelerator_rates(
@@ -113,12 +126,12 @@ def accelerator_rates(
 ) -> Rates:
     """What `card` reaches with a model that computes in `dtype`, torch's name of it.
 
-    Without a card, one of `ASSUMED_CARDS` for the `kind` of device, and `is_assumed`. `measured` are figures of the
+    Without a card, those of one of `ASSUMED_CARDS` for the `kind` of device. `measured` are figures of the
     machine that the card is in.
     """
     if card is None:
         assumed = _card_named(ASSUMED_CARDS.get(kind, ASSUMED_CARDS["cuda"]))
-        return replace(accelerator_rates(assumed, dtype, measured=measured), is_assumed=True)
+        return replace(accelerator_rates(assumed, dtype, measured=measured), basis=Basis.ASSUMED, assumed=())
     peak = _peak_flops(card, dtype)
     memory = MEMORY_EFFICIENCY * card.bandwidth_bytes_per_second
     if card.kind == "mps":  # one memory for both: a copy reads and writes it
@@ -126,8 +139,8 @@ def accelerator_rates(
     else:
         pinned = PINNED_EFFICIENCY * (card.pcie_bytes_per_second or _ASSUMED_PCIE_BYTES_PER_SECOND)
         pageable = min(PAGEABLE_SHARE * pinned, PAGEABLE_LIMIT)
-    if measured is not None and measured.copy_bytes_per_second is not None:
-        pageable = measured.copy_bytes_per_second
+    copied = None if measured is None else measured.copy_bytes_per_second
+    pageable = copied or pageable
     link = card.link_bytes_per_second
     assumed_flops = _ASSUMED_FLOPS_PER_BYTE.get(card.kind, _ASSUMED_FLOPS_PER_BYTE_ELSEWHERE)
     return Rates(
@@ -137,23 +150,24 @@ def accelerator_rates(
         hop_bytes_per_second=pinned / 2,  # to the host and back
         link_bytes_per_second=None if link is None else PINNED_EFFICIENCY * link / 2,  # stated for both directions
         name=card.name,
-        is_assumed=peak is None or (card.pcie is None and card.kind != "mps"),
+        assumed=(*([] if peak else ["arithmetic"]), *([] if card.pcie or card.kind == "mps" else ["PCIe"])),
+        measured=("copies from RAM",) if copied else (),
     )
 
 
 def host_rates(dtype: str = "bfloat16", measured: Measured | None = None) -> Rates:
-    """What the host's CPU reaches: as `measured`, else a desktop's, and `is_assumed`."""
+    """What the host's CPU reaches: as `measured`, else a desktop's."""
     if measured is None:
-        return Rates(HOST_BYTES_PER_SECOND, HOST_FLOPS_PER_SECOND, name="a desktop's CPU", is_assumed=True)
+        return Rates(HOST_BYTES_PER_SECOND, HOST_FLOPS_PER_SECOND, name="a desktop's CPU", basis=Basis.ASSUMED)
     flops = measured.flops_per_second.get(dtype, measured.flops_per_second["float32"])
-    return Rates(measured.memory_bytes_per_second, flops, name="this CPU")
+    return Rates(measured.memory_bytes_per_second, flops, name="this CPU", basis=Basis.MEASURED)
 
 
 def disk_rates(measured: Measured | None = None) -> Rates:
-    """What is read of mapped files in a second: as `measured`, else of an NVMe drive, and `is_assumed`."""
+    """What is read of mapped files in a second: as `measured`, else of an NVMe drive."""
     if measured is None or measured.disk_bytes_per_second is None:
-        return Rates(MAPPED_SHARE * DISK_BYTES_PER_SECOND, name="an NVMe drive", is_assumed=True)
-    return Rates(measured.disk_bytes_per_second, name="this disk")
+        return Rates(MAPPED_SHARE * DISK_BYTES_PER_SECOND, name="an NVMe drive", basis=Basis.ASSUMED)
+    return Rates(measured.disk_bytes_per_second, name="this disk", basis=Basis.MEASURED)
 
 
 def _peak_flops(card: Card, dtype: str) -> float | None:

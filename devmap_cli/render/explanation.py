@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from devmap_cli.devices.device import Device
+from devmap_cli.devices.runtime import RUNTIMES, is_whole_runtime, runtime_overhead_bytes
 from devmap_cli.model.names import is_ancestor, parent
 from devmap_cli.planning.explaining import unused_reasons
 from devmap_cli.planning.nouns import Block, Decision, Placement
@@ -117,7 +118,7 @@ class Explanation:
             yield self._heading(section[0][0])
             texts = [cells for _, cells in section]
             yield Padding(_table(texts, columns) if columns else _stacked(texts), (0, 0, 0, _INDENT), expand=False)
-        remarks = [*self._beside_decisions([line for line, _ in rows]), *self._unused()]
+        remarks = [*self._beside_decisions([line for line, _ in rows]), *self._runtime(), *self._unused()]
         if remarks:
             yield Text()
         yield from remarks
@@ -183,6 +184,20 @@ class Explanation:
             else:
                 why = "its blocks do not all need most at the same time"
             yield Text(f"{device.label}: {format_bytes(decided)} by these decisions, peak {format_bytes(peak)}: {why}")
+
+    def _runtime(self) -> Iterator[Text]:
+        """What of the peaks no rehearsal sees, and what that figure stands on."""
+        by_share: dict[tuple[str, int, bool], list[Device]] = {}
+        for device in self.placement.used_devices:
+            if device.kind in RUNTIMES and self.placement.overhead_bytes.get(device):
+                budget = self.placement.budgets.get(device)
+                share = runtime_overhead_bytes(device.kind, budget)
+                by_share.setdefault((device.kind, share, is_whole_runtime(device.kind, budget)), []).append(device)
+        for (kind, share, is_whole), devices in by_share.items():
+            runtime = RUNTIMES[kind]
+            size = f"{format_bytes(share)} of {'each' if len(devices) > 1 else 'the'} peak"
+            why = runtime.source if is_whole else "an eighth of the budget, as small models load few of them"
+            yield Text(f"{_labels(devices)}: {size} for {runtime.name}: {why}")
 
     def _unused(self) -> Iterator[Text]:
         by_reason: dict[str, list[Device]] = {}

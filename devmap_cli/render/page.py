@@ -5,14 +5,16 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
-from devmap_cli.render.report import PARTS
-from devmap_cli.render.svg import picture, printable
+from devmap_cli.render.canvas import printable
+from devmap_cli.render.report_device import PARTS
+from devmap_cli.render.svg import picture
 from devmap_cli.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from devmap_cli.render.report import Report, ReportDevice
+    from devmap_cli.render.report import Report
+    from devmap_cli.render.report_device import ReportDevice
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _MOST_OPEN = 8

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
@@ -12,13 +13,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from devmap_cli.devices.device import Device
+from devmap_cli.devices.device import DISK, Device
+from devmap_cli.devices.runtime import RUNTIMES, is_whole_runtime
 from devmap_cli.mapfile import MapDevice, MapFile, MapWorkload
 from devmap_cli.model.kv_dtypes import AUTO
 from devmap_cli.model.names import owner, parent
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.nouns import Placement
 from devmap_cli.planning.pace import Pace
+from devmap_cli.planning.rates import FLOPS_EFFICIENCY, MEMORY_EFFICIENCY, Basis, Rates
 from devmap_cli.planning.speed import Speed
 from devmap_cli.render.tree import name_ranges
 from devmap_cli.units import format_bytes
@@ -29,6 +32,7 @@ _FILLS = "█▓▒░"
 _LEAST_FIRST = ("activation", "overhead", "free", "KV cache", "weights", "budget")
 """Columns in the order in which they are left out of a table that is too wide."""
 _UNLIMITED = 10_000
+_REASON_WIDTH = 160
 _MANY_IDLE = 4
 _MANY_OFFLOADED = 3
 """One layer in so many off the accelerators is worth a warning."""
@@ -183,15 +187,9 @@ def plan_notes(
     if weights_only or workload is None:
         notes.append("budgets cap weights alone (--weights-only): KV cache and activations come on top")
     elif reason is not None:
-        kv_cache = "KV cache" if workload.kv_dtype == AUTO else "a KV cache as if it were not quantized"
-        notes.append(
-            f"computed for {_workload(workload)}: weights, {kv_cache}, and offloaded weights passing through, as it "
-            f"cannot be rehearsed ({reason}): activations come on top, --reserve keeps room"
-        )
+        notes.append(_not_rehearsed(plan, workload, reason))
     else:
-        notes.append(
-            f"predicted for {_workload(workload)} by a rehearsal of the model's code, the runtime's share included"
-        )
+        notes.append(f"predicted for {_workload(workload)} by a rehearsal of the model's code{_beside_rehearsal(plan)}")
         notes += [*_fullest_while_loading(spec, plan), *_bound_by_activations(plan, workload)]
     if workload is not None and spec.max_positions and _longest(spec, workload) > spec.max_positions:
         notes.append(f"more than the {spec.max_positions:,} tokens that the model was made for")
@@ -200,6 +198,29 @@ def plan_notes(
         by_reason.setdefault(why, []).append(device.label)
     notes += [f"{', '.join(labels)} left unused: {why}" for why, labels in by_reason.items()]
     return notes + _offloaded(spec, plan)
+
+
+def _not_rehearsed(plan: MapFile, workload: MapWorkload, reason: str) -> str:
+    """What counts and what does not where the model's code does not get through a rehearsal, and why it does not."""
+    kv_cache = "KV cache" if workload.kv_dtype == AUTO else "a KV cache as if it were not quantized"
+    shortened = textwrap.shorten(reason, _REASON_WIDTH, placeholder=" …")
+    return (
+        f"not rehearsed: the model's code does not run here for {_workload(workload)}. Counted: weights, {kv_cache}, "
+        f"offloaded weights passing through{_beside_rehearsal(plan)}. Not counted: activations, and what PyTorch's "
+        f"allocator keeps; --reserve keeps room for them. The code stopped with: {shortened}"
+    )
+
+
+def _beside_rehearsal(plan: MapFile) -> str:
+    """What accelerators take that no rehearsal sees: `, with 640.0 MiB per device for CUDA's context and kernels`."""
+    used = [item for item in plan.devices if item.device.kind in RUNTIMES and item.peak_bytes]
+    if not used:
+        return ""
+    runtime = RUNTIMES[used[0].device.kind]
+    whole = {is_whole_runtime(item.device.kind, item.budget_bytes) for item in used}
+    shares = [f"{format_bytes(runtime.num_bytes)} per device"] if True in whole else []
+    shares += ["an eighth of a small budget"] if False in whole else []
+    return f", with {' or '.join(shares)} for {runtime.name}"
 
 
 def _fullest_while_loading(spec: ModelSpec, plan: MapFile) -> list[str]:
@@ -257,7 +278,7 @@ def speed_note(speed: Speed, pace: Pace, placement: Placement) -> str:
         f"the first after {_seconds(speed.seconds_to_first_token)}",
         f"{_seconds(speed.load_seconds)} to load from disk",
     ]
-    return f"predicted speed: {', '.join(parts)}; {speed_basis(pace, placement.used_devices)}"
+    return f"predicted speed: {', '.join(parts)}; {speed_basis(pace, (*placement.used_devices, DISK))}"
 
 
 def _bringing(speed: Speed, placement: Placement) -> list[str]:
@@ -271,16 +292,41 @@ def _bringing(speed: Speed, placement: Placement) -> list[str]:
 
 
 def speed_basis(pace: Pace, devices: Iterable[Device]) -> str:
-    """What the speed of `devices` was taken from."""
-    names: dict[str, bool] = {}
-    for device in devices:
-        rates = pace.rates(device)
-        names[rates.name] = names.get(rates.name, False) or rates.is_assumed
-    known = [name for name, is_assumed in names.items() if not is_assumed]
-    assumed = [name for name, is_assumed in names.items() if is_assumed]
-    texts = [f"by the figures of {', '.join(known)}"] if known else []
-    texts += [f"assuming {', '.join(assumed)}"] if assumed else []
-    return ", ".join(texts)
+    """What the speed of `devices` was taken from: which figures are stated by makers, measured or assumed.
+
+    Devices of which the same is known share a phrase.
+    """
+    names: dict[tuple[Basis, str], list[str]] = {}
+    for rates in dict.fromkeys(map(pace.rates, devices)):
+        names.setdefault((rates.basis, "; ".join(_details(rates))), []).append(rates.name)
+    groups = sorted(names.items(), key=lambda group: list(Basis).index(group[0][0]))
+    return "; ".join(
+        _BASIS_TEXTS[basis].format(_words(same)) + (f" ({details})" if details else "")
+        for (basis, details), same in groups
+    )
+
+
+_BASIS_TEXTS = {
+    Basis.STATED: "{} by the maker's figures",
+    Basis.MEASURED: "{} as measured here",
+    Basis.ASSUMED: "assuming {}",
+}
+
+
+def _details(rates: Rates) -> Iterator[str]:
+    """What is reached of stated figures, and which figures have another basis than the rest."""
+    if rates.basis is Basis.STATED:
+        shares = {"bandwidth": MEMORY_EFFICIENCY, "arithmetic": FLOPS_EFFICIENCY}
+        yield ", ".join(f"{100 * share:.0f} % of {name}" for name, share in shares.items() if name not in rates.assumed)
+    if rates.assumed:
+        yield f"{_words(rates.assumed)} assumed"
+    if rates.measured:
+        yield f"{_words(rates.measured)} measured here"
+
+
+def _words(names: Sequence[str]) -> str:
+    """`T4, A10 and L4`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 _MINUTES_FROM = 600

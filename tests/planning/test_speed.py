@@ -21,6 +21,7 @@ from devmap_cli.planning.rates import (
     HOP_SECONDS,
     KERNEL_SECONDS,
     MEMORY_EFFICIENCY,
+    Basis,
     Rates,
     accelerator_rates,
     disk_rates,
@@ -31,11 +32,9 @@ from devmap_cli.planning.speed import (
     Handover,
     bring_seconds,
     compute_seconds,
-    handovers_of,
     hop_seconds,
     predict,
 )
-from devmap_cli.simulation.machine import Transfer
 from devmap_cli.simulation.work import Work
 
 GPU, OTHER = Device("cuda", 0), Device("cuda", 1)
@@ -50,13 +49,12 @@ RATES = {
     DISK: Rates(bytes_per_second=4),
 }
 # a step moves 200 bytes (2 s) and computes 500 (0.5 s); a prompt moves 300 bytes (3 s) and computes 8,000 (8 s)
-BLOCK = BlockWork(200, Work(8000, 300, 10), Work(500, 200, 10), output_bytes_per_token=50)
+BLOCK = BlockWork(200, Work(8000, 300, 10), Work(500, 200, 10))
 IDLE = replace(BLOCK, prefill=Work(), decode=Work())
 
 
-def per_token(*devices: Device, blocks: list[BlockWork] | None = None, **options: object) -> float:
-    blocks = [BLOCK] * len(devices) if blocks is None else blocks
-    return predict(blocks, devices, RATES, **options).seconds_per_token  # type: ignore[arg-type]  # as given
+def per_token(*devices: Device, blocks: list[BlockWork]) -> float:
+    return predict(blocks, devices, RATES).seconds_per_token
 
 
 # ---------------------------------------------------------------- sums by hand
@@ -112,38 +110,25 @@ def test_shared_weights_come_as_often_as_their_modules_run() -> None:
     assert per_token(GPU, GPU, blocks=[BLOCK, tied]) == 4
 
 
-def test_what_is_quantized_while_loading_is_read_whole() -> None:
-    block = replace(BLOCK, stored_bytes=800)
-    assert predict([block], [GPU], RATES).load_seconds == 200
-
-
 def test_hops_take_their_bytes_and_their_start() -> None:
-    speed = predict([BLOCK, BLOCK], [GPU, OTHER], RATES, prompt_tokens=3, batch_size=2)
-    # 50 bytes for each of two sequences there and back, by way of the host at 5
-    assert speed.seconds_per_token == pytest.approx(4 + 2 * (100 / 5 + HOP_SECONDS))
-    # all six tokens there, the scores of two back
-    assert speed.seconds_to_first_token == pytest.approx(16 + (300 + 100) / 5 + 2 * HOP_SECONDS)
+    # 100 bytes there and 20 back, by way of the host at 5, in each step; all of a prompt in one copy
+    handovers = [
+        Handover(0, 1, "decode", 100),
+        Handover(1, 0, "decode", 20),
+        Handover(0, 1, "prefill", 300),
+    ]
+    speed = predict([BLOCK, BLOCK], [GPU, OTHER], RATES, handovers)
+    assert speed.seconds_per_token == pytest.approx(4 + 120 / 5 + 2 * HOP_SECONDS)
+    assert speed.seconds_to_first_token == pytest.approx(16 + 300 / 5 + HOP_SECONDS)
     assert speed.devices[OTHER].seconds_per_token == pytest.approx(2 + 100 / 5 + HOP_SECONDS)
 
 
-def test_handovers_of_a_rehearsal_replace_the_chain() -> None:
+def test_only_what_crosses_between_devices_takes_time() -> None:
     handovers = [Handover(0, 1, "decode", 10, 3), Handover(0, 2, "decode", 10), Handover(1, 2, "prefill", 20)]
     # blocks 1 and 2 are together, so only what comes from block 0 crosses
-    speed = predict([BLOCK] * 3, [GPU, OTHER, OTHER], RATES, handovers=handovers)
+    speed = predict([BLOCK] * 3, [GPU, OTHER, OTHER], RATES, handovers)
     assert speed.seconds_per_token == pytest.approx(6 + 20 / 5 + 4 * HOP_SECONDS)
     assert speed.seconds_to_first_token == 24
-
-
-def test_transfers_become_handovers() -> None:
-    moves = [
-        Transfer("sim:0", "sim:1", 10, "layers.0", "decode"),
-        Transfer("sim:0", "sim:1", 5, "layers.0", "decode"),
-        Transfer("cpu", "sim:1", 7, "", "decode"),
-        Transfer("sim:0", "sim:1", 3, "", "load"),
-        Transfer("sim:1", "sim:0", 8, "", "prefill"),
-    ]
-    found = handovers_of(moves, {"sim:0": 0, "sim:1": 1})
-    assert found == (Handover(0, 1, "decode", 15, 2), Handover(1, 0, "prefill", 8, 1))
 
 
 def test_a_link_connects_cards_of_one_name() -> None:
@@ -171,7 +156,7 @@ def test_the_main_device_is_the_accelerator_with_the_smallest_number() -> None:
 # ---------------------------------------------------------------- what is never slower
 
 WORKS = st.builds(Work, st.integers(0, 10**14), st.integers(0, 10**11), st.integers(0, 5000))
-BLOCKS = st.builds(BlockWork, st.integers(0, 10**11), WORKS, WORKS, st.integers(0, 10**6))
+BLOCKS = st.builds(BlockWork, st.integers(0, 10**11), WORKS, WORKS)
 REAL = {
     GPU: accelerator_rates(cards_named("T4")[0]),
     OTHER: accelerator_rates(cards_named("A10")[0]),
@@ -220,7 +205,9 @@ def test_a_card_better_in_everything_is_never_slower(block: BlockWork, one: Card
 def test_devices_add_up_to_the_whole(blocks: list[BlockWork], data: st.DataObject) -> None:
     kinds = st.sampled_from([GPU, OTHER, CPU, DISK])
     places = data.draw(st.lists(kinds, min_size=len(blocks), max_size=len(blocks)))
-    speed = predict(blocks, places, REAL, prompt_tokens=100)
+    indices = st.integers(0, len(blocks) - 1)
+    handover = st.builds(Handover, indices, indices, st.sampled_from(["prefill", "decode"]), st.integers(0, 10**6))
+    speed = predict(blocks, places, REAL, data.draw(st.lists(handover, max_size=4)))
     for name in ("seconds_per_token", "seconds_to_first_token", "load_seconds"):
         parts = math.fsum(getattr(device, name) for device in speed.devices.values())
         assert getattr(speed, name) == pytest.approx(parts)
@@ -247,13 +234,13 @@ def test_rates_of_a_card_by_hand() -> None:
     # 8 GT/s on 16 lanes, 128 of 130 bits: 15.75 GB/s, three quarters of it from pinned memory, half of that from other
     assert rates.host_bytes_per_second == pytest.approx(15.754e9 * 0.75 * 0.5, rel=1e-4)
     assert rates.link_bytes_per_second == pytest.approx(0.75 * 100e9 / 2)
-    assert not rates.is_assumed
+    assert (rates.basis, rates.assumed) == (Basis.STATED, ())
 
 
 def test_only_a_budget_means_a_named_card_and_says_so() -> None:
     rates = accelerator_rates(None)
     assert rates.name == ASSUMED_CARDS["cuda"]
-    assert rates.is_assumed
+    assert rates.basis is Basis.ASSUMED
     for kind, name in ASSUMED_CARDS.items():
         assert accelerator_rates(None, kind=kind).name == name
     assert accelerator_rates(None, kind="sim").name == ASSUMED_CARDS["cuda"]
@@ -261,23 +248,21 @@ def test_only_a_budget_means_a_named_card_and_says_so() -> None:
 
 def test_figures_that_are_not_stated_are_assumed() -> None:
     (laptop,) = cards_named("RTX 4070 Laptop")
-    assert accelerator_rates(laptop).is_assumed
-
-
-def test_a_speed_says_whether_it_rests_on_assumptions() -> None:
-    assert not predict([BLOCK], [GPU], RATES).is_assumed
-    assert predict([BLOCK], [GPU], {**RATES, GPU: accelerator_rates(None)}).is_assumed
+    assert accelerator_rates(laptop).assumed == ("arithmetic", "PCIe")
 
 
 def test_measured_rates_replace_assumed_ones() -> None:
     measured = Measured(5e10, {"float32": 1e11, "bfloat16": 2e11}, 1e9, 9e9)
     assert host_rates("bfloat16", measured).flops_per_second == 2e11
     assert host_rates("float64", measured).flops_per_second == 1e11
-    assert not host_rates("bfloat16", measured).is_assumed
+    assert host_rates("bfloat16", measured).basis is Basis.MEASURED
+    assert host_rates("bfloat16").basis is Basis.ASSUMED
     assert disk_rates(measured).bytes_per_second == 1e9
     (card,) = cards_named("Titan RTX")
-    assert accelerator_rates(card, measured=measured).host_bytes_per_second == 9e9
-    assert disk_rates(replace(measured, disk_bytes_per_second=None)).is_assumed
+    in_this_machine = accelerator_rates(card, measured=measured)
+    assert in_this_machine.host_bytes_per_second == 9e9
+    assert (in_this_machine.basis, in_this_machine.measured) == (Basis.STATED, ("copies from RAM",))
+    assert disk_rates(replace(measured, disk_bytes_per_second=None)).basis is Basis.ASSUMED
 
 
 def test_small_work_takes_the_time_of_its_kernels() -> None:

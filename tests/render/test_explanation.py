@@ -122,6 +122,20 @@ def test_what_is_reserved_stands_beside_the_budget() -> None:
     assert lines(Explanation(answer))[2].startswith("GPU 0 (budget 100.0 MiB beside 20.0 MiB reserved): ")
 
 
+def test_what_no_rehearsal_sees_is_told_with_its_source() -> None:
+    budgets = Budgets.of({GPUS[0]: 5200 * MIB, GPUS[1]: 5200 * MIB, GPUS[2]: 800 * MIB})
+    blocks = layers(*[5000] * 2, 600)
+    answer = plan("sequential", blocks, budgets, overhead_bytes=dict.fromkeys(GPUS[:3], 100 * MIB))
+    assert isinstance(answer, Placement)
+    # an eighth of 800 MiB is 100
+    assert lines(Explanation(answer))[-2:] == [
+        "GPU 0-1: 640.0 MiB of each peak for CUDA's context and kernels: 635.8 MiB were measured with all of PyTorch's "
+        "kernels loaded",
+        "GPU 2: 100.0 MiB of the peak for CUDA's context and kernels: an eighth of the budget, as small models load "
+        "few of them",
+    ]
+
+
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 def test_any_width_holds_whole_names_and_figures(width: int) -> None:
     text = shown(Explanation(placed(), {GPUS[0]: "T4"}, TIES), width)

@@ -10,14 +10,16 @@ import pytest
 from rich.console import Console
 
 from devmap_cli.devices.budgets import Budgets
+from devmap_cli.devices.cards import Card, cards_named
 from devmap_cli.devices.device import CPU, DISK, Device
+from devmap_cli.devices.measuring import Measured
 from devmap_cli.mapfile import MapDevice, MapFile, MapWorkload
 from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec
 from devmap_cli.planning.nouns import Block, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.speed import DeviceSpeed, Speed
-from devmap_cli.render.plan import DeviceTable, holdings, layer_bar, plan_notes, speed_note
+from devmap_cli.render.plan import DeviceTable, holdings, layer_bar, plan_notes, speed_basis, speed_note
 from devmap_cli.simulation.trace import Trace
 
 GPU0, GPU1 = Device("cuda", 0), Device("cuda", 1)
@@ -119,6 +121,10 @@ def map_of(*places: Device, kv_cache_bytes: int = GIB, activation_bytes: int = G
     return MapFile(device_map, devices=devices, workload=MapWorkload(1, 8, 8))
 
 
+def pace_of(cards: dict[Device, Card], measured: Measured | None = None) -> Pace:
+    return Pace(Profile(Trace(0, (), (), (), (), {}), (), {}), "float16", cards, measured)
+
+
 def notes_of(plan: MapFile, spec: ModelSpec | None = None) -> list[str]:
     return plan_notes(spec or spec_of(), plan, [], weights_only=False)[1:]
 
@@ -167,14 +173,75 @@ def test_what_offloaded_weights_cost_for_each_token(places: list[Device], text: 
     budgets = Budgets.of(dict.fromkeys((GPU0, CPU, DISK), 9 * GIB))
     blocks = tuple(Block((f"layers.{index}",), GIB) for index in range(LAYERS))
     placement = Placement("auto", blocks, tuple(places), budgets)
-    pace = Pace(Profile(Trace(0, (), (), (), (), {}), (), {}), "float16", {})
-    assert text in speed_note(Speed(8.0, 9.0, 10.0, shares), pace, placement)
+    assert text in speed_note(Speed(8.0, 9.0, 10.0, shares), pace_of({}), placement)
+
+
+MEASURED_HERE = Measured(5e10, {"float32": 1e11}, 1e9, None)
+
+
+@pytest.mark.parametrize(
+    ("names", "measured", "devices", "text"),
+    [
+        ([], None, [GPU0, GPU1], "assuming A10"),
+        ([], None, [GPU0, CPU, DISK], "assuming A10, a desktop's CPU and an NVMe drive"),
+        ([], MEASURED_HERE, [GPU0, CPU, DISK], "this CPU and this disk as measured here; assuming A10"),
+        (
+            ["T4", "A10"],
+            None,
+            [GPU0, GPU1],
+            "T4 and A10 by the maker's figures (80 % of bandwidth, 50 % of arithmetic)",
+        ),
+        (
+            ["T4"],
+            MEASURED_HERE,
+            [GPU0, GPU1, DISK],
+            "T4 by the maker's figures (80 % of bandwidth, 50 % of arithmetic); this disk as measured here; assuming "
+            "A10",
+        ),
+        (
+            ["RTX 4090 Laptop"],
+            replace(MEASURED_HERE, copy_bytes_per_second=1e10, disk_bytes_per_second=None),
+            [GPU0, DISK],
+            "RTX 4090 Laptop by the maker's figures (80 % of bandwidth; arithmetic and PCIe assumed; copies from RAM "
+            "measured here); assuming an NVMe drive",
+        ),
+    ],
+    ids=["assumed", "nothing-measured", "measured", "stated", "each-its-own", "partly"],
+)
+def test_each_device_says_what_its_speed_stands_on(
+    names: list[str], measured: Measured | None, devices: list[Device], text: str
+) -> None:
+    cards = {device: cards_named(name)[0] for device, name in zip((GPU0, GPU1), names, strict=False)}
+    assert speed_basis(pace_of(cards, measured), devices) == text
+
+
+def test_a_speed_says_that_its_loading_time_rests_on_a_disk() -> None:
+    placement = Placement("auto", (Block(("layers.0",), GIB),), (GPU0,), Budgets.of({GPU0: 9 * GIB}))
+    assert speed_note(Speed(1.0, 9.0, 10.0), pace_of({}), placement).endswith("; assuming A10 and an NVMe drive")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "text"),
+    [
+        ((9 * GIB, 9 * GIB), "code, with 640.0 MiB per device for CUDA's context and kernels"),
+        ((9 * GIB, 4 * GIB), "with 640.0 MiB per device or an eighth of a small budget for CUDA's context and kernels"),
+        ((4 * GIB, 4 * GIB), "with an eighth of a small budget for CUDA's context and kernels"),
+    ],
+)
+def test_what_no_rehearsal_sees_is_told(budgets: tuple[int, int], text: str) -> None:
+    devices = tuple(MapDevice(gpu, size, GIB) for gpu, size in zip((GPU0, GPU1), budgets, strict=True))
+    plan = replace(map_of(GPU0, GPU1), devices=devices)
+    assert plan_notes(spec_of(), plan, [], weights_only=False)[0].endswith(text)
+
+
+def test_without_an_accelerator_there_is_no_runtime() -> None:
+    (note, *_) = plan_notes(spec_of(), map_of(*[CPU] * 6), [], weights_only=False)
+    assert note.endswith("by a rehearsal of the model's code")
 
 
 def test_an_answer_of_one_token_has_no_speed_per_token() -> None:
     placement = Placement("auto", (Block(("layers.0",), GIB),), (GPU0,), Budgets.of({GPU0: 9 * GIB}))
-    pace = Pace(Profile(Trace(0, (), (), (), (), {}), (), {}), "float16", {})
-    assert speed_note(Speed(0.0, 9.0, 10.0), pace, placement).startswith(
+    assert speed_note(Speed(0.0, 9.0, 10.0), pace_of({}), placement).startswith(
         "predicted speed: the first after 9 s, 10 s to"
     )
 
