@@ -29,12 +29,16 @@ def cards_from_option(gpus: str | None) -> dict[Device, Card]:
 
 
 def local_cards() -> dict[Device, Card]:
-    """The cards of this machine's accelerators, those whose names the table has."""
+    """The cards of this machine's accelerators, those whose names the table has; memory decides between several."""
     from devmap_cli.devices.cards import cards_named
     from devmap_cli.devices.detection import detect
 
-    named = {item.device: cards_named(item.name) for item in detect() if item.device.is_accelerator}
-    return {device: found[0] for device, found in named.items() if len(found) == 1}
+    found = {}
+    for item in detect():
+        named = cards_named(item.name) if item.device.is_accelerator else ()
+        if named:
+            found[item.device] = min(named, key=lambda card: abs(card.usable_bytes - item.total_bytes))
+    return found
 
 
 def refuse_old_cards(attention: str, quantization: dict[str, Any] | None, cards: Iterable[Card]) -> None:

@@ -196,3 +196,21 @@ def test_weights_that_a_card_is_too_old_for(devmap: Run, toy: MakeToy) -> None:
     done = devmap("check", "--map", "map.json", "--gpus", "V100 16GB")
     assert done.exit_code == 1
     assert "quantized-on-old-card  int8 weights are on GPU 0, a V100" in done.stdout
+
+
+@pytest.mark.parametrize(("gib", "expected"), [(7.6, "RTX 4060 Ti 8GB"), (15.6, "RTX 4060 Ti 16GB")])
+def test_memory_tells_which_card_of_one_name_is_here(
+    monkeypatch: pytest.MonkeyPatch, gib: float, expected: str
+) -> None:
+    from devmap_cli.cli.budgeting import local_cards
+    from devmap_cli.devices import detection
+    from devmap_cli.devices.device import CPU, Device
+
+    gpu = Device("cuda", 0)
+    here = [
+        detection.DetectedDevice(gpu, "NVIDIA GeForce RTX 4060 Ti", int(gib * 2**30), 0),
+        detection.DetectedDevice(Device("cuda", 1), "NVIDIA Something Else", 2**34, 0),
+        detection.DetectedDevice(CPU, "host RAM", 2**34, 0),
+    ]
+    monkeypatch.setattr(detection, "detect", lambda: here)
+    assert {device: card.name for device, card in local_cards().items()} == {gpu: expected}
