@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
 import signal
 import sys
+import threading
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from devmap_cli.cli.streams import is_lost, prepare_streams
 from devmap_cli.errors import (
@@ -20,7 +22,11 @@ from devmap_cli.errors import (
     DevmapError,
 )
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 STOPPED_HINT = "files are written whole or not at all: run the command again"
+_AGAIN_SECONDS = 0.01
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -39,6 +45,7 @@ def main() -> NoReturn:
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
             signal.signal(number, _stop)
+    sys.unraisablehook = _insist
     code = invoke(sys.argv[1:])
     is_lost(sys.stderr)
     sys.exit(code)
@@ -46,6 +53,18 @@ def main() -> NoReturn:
 
 def _stop(number: int, _: FrameType | None) -> NoReturn:
     raise Stopped(number)
+
+
+def _insist(unraisable: UnraisableHookArgs) -> None:
+    """Send a signal again that came while an object was deleted, which Python takes for an error to be ignored."""
+    error = unraisable.exc_value
+    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "signal", None)
+    if not isinstance(error, (KeyboardInterrupt, Stopped)) or number is None:
+        sys.__unraisablehook__(unraisable)
+        return
+    again = threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main, [number])
+    again.daemon = True
+    again.start()
 
 
 def invoke(arguments: list[str]) -> int:
