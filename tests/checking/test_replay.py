@@ -50,6 +50,7 @@ def split_model(num_layers: int, world_size: int) -> dict[str, int | str]:
     return {**device_map, f"language_model.model.layers.{num_layers - 1}": 0}
 
 
+@pytest.mark.slow
 def test_internvl2_76b_by_its_published_formula(tmp_path: Path) -> None:
     vision = {
         "model_type": "internvl_vision",

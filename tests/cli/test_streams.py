@@ -22,7 +22,6 @@ from devmap_cli.errors import (
     RequestError,
     SurroundingsError,
 )
-from devmap_cli.model.load import load_spec
 from tests.support.processes import DEVMAP, Outcome, environment, run_devmap, run_python
 
 MakeToy = Callable[..., Path]
@@ -30,10 +29,10 @@ HEAVY = ("torch", "transformers", "accelerate", "numpy", "huggingface_hub", "saf
 
 
 @pytest.fixture
-def described(toy: MakeToy) -> Path:
-    """A toy whose description is kept: a process needs no torch for it."""
+def described(toy: MakeToy, devmap: Callable[..., Outcome]) -> Path:
+    """A toy whose description and profile are kept: a process that inspects or plans it needs no torch."""
     folder = toy("qwen2")
-    load_spec(str(folder))
+    assert devmap("plan", folder, "--max-memory", "0:99MB", "-o", "-").exit_code == 0
     return folder
 
 
@@ -57,7 +56,6 @@ def test_a_warm_cache_needs_nothing_heavy(command: str, described: Path) -> None
         f"print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr); sys.exit(code)"
     )
     options = ["--max-memory", "0:99MB"] if command == "plan" else []
-    assert run_devmap(command, described, *options, cwd=described).exit_code == 0  # warms it
     done = run_python("-c", script, command, described, *options, "--json", cwd=described)
     assert (done.exit_code, done.stderr) == (0, "[]\n")
 
@@ -238,6 +236,31 @@ def test_signals_end_in_one_error_line(tmp_path: Path, number: signal.Signals, e
         assert process.wait(timeout=60) == exit_code
         os.close(writer)
     assert lines == [f"error: stopped by {number.name}", f"hint: {cli.STOPPED_HINT}"]
+
+
+IN_A_DESTRUCTOR = """
+import signal, sys, time
+from devmap_cli import cli
+
+class Deleted:
+    def __del__(self):
+        signal.raise_signal(int(sys.argv[1]))
+
+def dispatch(arguments):
+    Deleted()
+    time.sleep(20)
+    return 0
+
+cli._dispatch = dispatch
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_that_come_while_an_object_is_deleted(tmp_path: Path, number: int, exit_code: int) -> None:
+    done = run_python("-c", IN_A_DESTRUCTOR, int(number), cwd=tmp_path)
+    assert done.exit_code == exit_code
+    assert done.hint == cli.STOPPED_HINT
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.simulation.tiny_models import GENERATION as SIX_TOKENS
 from tests.simulation.tiny_models import TINY_MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from devmap_cli.model.spec import ModelSpec
@@ -118,7 +118,7 @@ class RealRun:
         self.phase = "decode"
 
 
-@pytest.fixture(scope="module", params=TINY_MODELS)
+@pytest.fixture(scope="module")
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Saved:
     folder = tmp_path_factory.mktemp(request.param)
     tiny = TINY_MODELS[request.param]
@@ -129,7 +129,16 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Saved(request.param, folder, kind, inputs, kind.from_pretrained(folder).generate(**inputs, **GENERATION))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+def _turns(values: Sequence[Any]) -> list[Any]:
+    """Names of tiny models and `values`, all pairs; each model with one value is quick, one after the other in turn."""
+    return [
+        pytest.param(name, value, marks=[] if number % len(values) == turn else [pytest.mark.slow])
+        for number, name in enumerate(TINY_MODELS)
+        for turn, value in enumerate(values)
+    ]
+
+
+@pytest.mark.parametrize(("saved", "strategy"), _turns(list(STRATEGIES)), indirect=["saved"], scope="module")
 def test_it_answers_as_on_the_cpu(saved: Saved, strategy: str) -> None:
     placement = saved.plan(strategy, NUM_DEVICES[strategy], 1.5)
     device_map = saved.device_map(placement)
@@ -141,7 +150,7 @@ def test_it_answers_as_on_the_cpu(saved: Saved, strategy: str) -> None:
     assert torch.equal(real.tokens, saved.tokens)
 
 
-@pytest.mark.parametrize("tier", [CPU, DISK])
+@pytest.mark.parametrize(("saved", "tier"), _turns([CPU, DISK]), indirect=["saved"], scope="module", ids=str)
 def test_so_it_does_where_the_devices_are_too_small_for_it(saved: Saved, tier: Device) -> None:
     placement = saved.plan("auto", 2, 0.8, tier)
     device_map = saved.device_map(placement)
@@ -160,6 +169,7 @@ def _assert_takes(rehearsal: Rehearsal, real: RealRun) -> None:
         assert highest == pytest.approx(device.phases["run"].allocated_bytes, rel=0.01)
 
 
+@pytest.mark.parametrize("saved", TINY_MODELS, indirect=True, scope="module")
 def test_it_takes_what_was_foretold_and_one_byte_less_is_not_enough(saved: Saved) -> None:
     device_map = saved.device_map(saved.plan("balanced", 2, 1.5))
     unlimited = saved.rehearsal(device_map, [GIB] * 2)

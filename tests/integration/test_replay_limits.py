@@ -24,11 +24,11 @@ def planner(devmap: Callable[..., Outcome], tmp_path: Path, monkeypatch: pytest.
     return Planner(devmap, tmp_path / "models")
 
 
+@pytest.mark.slow
 @needs_corpus
 class TestBloom176B:
     """In int8: 70 blocks of 12·14,336² bytes, 2.30; the embedding of 250,880 rows in 16 bit, 6.70; together 167.7."""
 
-    @pytest.mark.slow
     def test_four_unequal_cards_hold_it_without_ram(self, planner: Planner) -> None:
         budgets = "0:31GB,1:63GB,2:63GB,3:63GB,cpu:400GB"
         planned = planner.plan(BLOOM, *INT8, "--max-memory", budgets, *SHORT)
@@ -75,6 +75,7 @@ def test_llama_2_70b_in_nf4_and_the_longest_prompt(planner: Planner) -> None:
     assert 20.5 < max(planned.gib("peak")) < 22.35  # measured at about 21 GB for short prompts
 
 
+@pytest.mark.slow
 @needs_corpus
 def test_llama_2_7b_in_int8_on_a_t4(planner: Planner) -> None:
     planned = planner.plan("meta-llama__Llama-2-7b-hf", "--quantize", "int8", "--gpus", "T4", *SHORT)
@@ -125,6 +126,7 @@ def test_9_6_billion_parameters_on_a_card_of_16_gb(planner: Planner) -> None:
     assert refusal.budget_bytes == 16 * 10**9
 
 
+@pytest.mark.slow
 @needs_corpus
 def test_awq_is_not_offloaded(planner: Planner) -> None:
     done = planner.run("TheBloke__Llama-2-7B-AWQ", "--max-memory", "0:3GB,cpu:30GB", *SHORT)

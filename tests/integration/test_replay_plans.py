@@ -88,7 +88,10 @@ class TestInternVL:
         refusal = planner.refusal("internvl2-26b", "0:23.65GiB")
         assert refusal.needed_bytes > 47.5 * GIB
 
-    @pytest.mark.parametrize(("model", "on_first"), [("internvl2-8b", range(14, 17)), ("internvl2-26b", range(14, 18))])
+    @pytest.mark.parametrize(
+        ("model", "on_first"),
+        [("internvl2-8b", range(14, 17)), pytest.param("internvl2-26b", range(14, 18), marks=pytest.mark.slow)],
+    )
     def test_the_tower_counts_by_its_bytes(self, planner: Planner, model: str, on_first: range) -> None:
         options = (model, "--max-memory", cards(2, "40GB"), "--weights-only")
         ours = planner.plan(*options)
@@ -96,6 +99,7 @@ class TestInternVL:
         assert ours.uses[0] == pytest.approx(ours.uses[1], abs=0.02)
         assert max(ours.uses) < max(planner.plan(*options, "--weight", "0=0.5").uses) - 0.05
 
+    @pytest.mark.slow
     def test_76b_on_two_cards(self, planner: Planner) -> None:
         # the published formula puts 53 layers of 1.59 on GPU 1, 84, and the card has 74.5; half of all 143 is 71.6
         planned = planner.plan("internvl2-76b", "--max-memory", cards(2, "80GB"), "--weights-only")
@@ -104,6 +108,7 @@ class TestInternVL:
         assert "model.language_model.rotary_emb" in planned.device_map
 
 
+@pytest.mark.slow
 @needs_corpus
 def test_mixtral_on_eight_cards_leaves_none_empty(planner: Planner) -> None:
     # reported: four or five layers on GPUs 0 to 6, none on GPU 7
@@ -178,6 +183,7 @@ class TestBudgetsAsExamplesWriteThem:
         assert [item["budget_bytes"] for item in planned.document["devices"]] == [10**10, 10**10, 3 * 10**10]
         assert planned.num_layers("model.layers") == [14, 14, 0]
 
+    @pytest.mark.slow
     def test_mps(self, planner: Planner) -> None:
         planned = planner.plan("mistralai__Mistral-7B-v0.1", "--max-memory", "mps:18GB,cpu:64GB", *SHORT)
         assert set(planned.device_map.values()) == {"mps"}
@@ -189,6 +195,7 @@ class TestBudgetsAsExamplesWriteThem:
         assert "--trust-remote-code" in done.hint
 
 
+@pytest.mark.slow
 @needs_corpus
 def test_llama_2_13b_by_every_strategy(planner: Planner) -> None:
     # published: auto 18/16/15/17, balanced 16/16/16/16, balanced_low_0 12/19/19/18, and 40/0.5/0.5/0.5 out of memory

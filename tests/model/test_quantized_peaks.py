@@ -27,12 +27,20 @@ GIB = 2**30
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 
 
-def gptq_rows() -> list[dict[str, str]]:
+def gptq_rows() -> list[Any]:
+    """The measured runs; those of the largest model are slow."""
     if not MEASURED.is_file():
         return []
     with MEASURED.open() as file:
         rows = [row for row in csv.DictReader(file, delimiter="\t") if row["quant"] == "GPTQ-Int4"]
-    return [row for row in rows if "32B" not in row["model"] or row["context"] in ("1", "30720")]  # the rest is slow
+    return [
+        pytest.param(
+            row,
+            id=f"{row['model']}-{row['context']}",
+            marks=[pytest.mark.slow] if "32B" in row["model"] else [],
+        )
+        for row in rows
+    ]
 
 
 @cache
@@ -50,7 +58,7 @@ def build(folder: Path) -> Any:
 
 
 @pytest.mark.skipif(not gptq_rows(), reason=f"no measured figures at {MEASURED}")
-@pytest.mark.parametrize("row", gptq_rows(), ids=lambda row: f"{row['model']}-{row['context']}")
+@pytest.mark.parametrize("row", gptq_rows())
 def test_measured_gptq_peaks(row: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
     model = gptq_model(row["model"], tmp_path_factory.getbasetemp() / row["model"])
     workload = Workload(prompt_tokens=int(row["context"]), max_new_tokens=int(row["new_tokens"]))
@@ -84,7 +92,7 @@ def test_stored_bytes(folder: Path) -> None:
 
 # Experts in 8 and in 4 bit; all of the collection takes minutes.
 SAMPLE = [
-    "Qwen__Qwen3-30B-A3B-FP8",
+    pytest.param("Qwen__Qwen3-30B-A3B-FP8", marks=pytest.mark.slow),
     "nvidia__Qwen3.6-35B-A3B-NVFP4",
 ]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import io
 import os
 import pty
-import subprocess
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from devmap_cli.cli import invoke
 from devmap_cli.errors import RequestError
 from devmap_cli.model.load import load_spec
-from tests.support.processes import DEVMAP, environment
 from tests.support.toys import write_config
 
 CODE = """
@@ -91,24 +91,24 @@ def test_stdin_is_not_read(own_model: Path, marker: Path, monkeypatch: pytest.Mo
     assert not marker.exists()
 
 
-def test_nothing_is_asked_on_a_terminal(own_model: Path, marker: Path, tmp_path: Path) -> None:
+def test_nothing_is_asked_on_a_terminal(
+    own_model: Path, marker: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ours, theirs = pty.openpty()
+    os.write(ours, b"yes\ny\n")  # what a hasty user would type at a prompt
     try:
-        os.write(ours, b"y\ny\n")  # what a hasty user would type at a prompt
-        done = subprocess.run(
-            [*DEVMAP, "inspect", own_model],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env=environment(),
-            check=False,
-            timeout=120,
-        )
+        with (
+            open(theirs, encoding="utf-8", closefd=False) as stdin,
+            open(theirs, "w", encoding="utf-8", closefd=False) as stdout,
+        ):
+            monkeypatch.setattr(sys, "stdin", stdin)
+            monkeypatch.setattr(sys, "stdout", stdout)
+            assert sys.stdin.isatty()
+            assert invoke(["inspect", str(own_model)]) == 2
+            assert select.select([theirs], [], [], 0)[0]  # the answers wait to this day
+        assert os.read(theirs, 9) == b"yes\n"
     finally:
         os.close(theirs)
         os.close(ours)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
+    assert capsys.readouterr().err.startswith("error: ")
     assert not marker.exists()

@@ -28,6 +28,7 @@ from devmap_cli.simulation.rehearsal import Rehearsal, rehearse
 from devmap_cli.simulation.replay import Seat, replay
 from devmap_cli.simulation.workload import simulated
 from tests.simulation.tiny_models import TINY_MODELS
+from tests.support.examples import FEW_OR_MANY
 from tests.support.toys import write_toy
 
 NAMES = (*TINY_MODELS, "qwen3_next")
@@ -98,22 +99,20 @@ def seats_of(places: Places) -> list[Seat]:
     return [Seat(place.index or 0) if place.is_accelerator else Seat(0, is_offloaded=True) for place in places]
 
 
+@FEW_OR_MANY
+@pytest.mark.parametrize("tiers", [(), (CPU, DISK)], ids=["on devices", "offloaded too"])
 @pytest.mark.parametrize("name", NAMES)
-@given(data=st.data())
-@settings(max_examples=5, deadline=None)
-def test_blocks_on_devices_take_what_the_model_was_seen_to_take(
-    name: str, shared_cache: Path, data: st.DataObject
+def test_blocks_take_what_the_model_was_seen_to_take(
+    name: str, tiers: tuple[Device, ...], num_examples: int, shared_cache: Path
 ) -> None:
     case = profiled(name, shared_cache / "replayed" / name)
-    _assert_equal(case, data.draw(places_of(case.profile.trace.num_blocks, ())))
 
+    @given(places_of(case.profile.trace.num_blocks, tiers))
+    @settings(max_examples=num_examples, deadline=None)
+    def take(places: Places) -> None:
+        _assert_equal(case, places)
 
-@pytest.mark.parametrize("name", NAMES)
-@given(data=st.data())
-@settings(max_examples=5, deadline=None)
-def test_offloaded_blocks_too(name: str, shared_cache: Path, data: st.DataObject) -> None:
-    case = profiled(name, shared_cache / "replayed" / name)
-    _assert_equal(case, data.draw(places_of(case.profile.trace.num_blocks, (CPU, DISK))))
+    take()
 
 
 def _assert_equal(case: Profiled, places: Places) -> None:
@@ -132,13 +131,22 @@ def _assert_equal(case: Profiled, places: Places) -> None:
             assert -SLACK_BYTES <= ours.allocated_bytes[phase] - allocated <= 0.005 * allocated
 
 
+@FEW_OR_MANY
 @pytest.mark.parametrize("name", NAMES)
-@given(data=st.data())
-@settings(max_examples=4, deadline=None)
 def test_a_plan_says_what_its_rehearsal_takes_and_never_runs_out_of_memory(
-    name: str, shared_cache: Path, data: st.DataObject
+    name: str, num_examples: int, shared_cache: Path
 ) -> None:
     case = profiled(name, shared_cache / "replayed" / name)
+
+    @given(st.data())
+    @settings(max_examples=num_examples, deadline=None)
+    def keep(data: st.DataObject) -> None:
+        _assert_kept(case, data)
+
+    keep()
+
+
+def _assert_kept(case: Profiled, data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(22 << 20, 40 << 20), min_size=1, max_size=3))
     tiers = data.draw(st.sampled_from([(), (CPU,), (DISK,)]))
     budgets = {Device("sim", index): size for index, size in enumerate(sizes)} | dict.fromkeys(tiers, 1 << 30)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +133,29 @@ def test_remote_code_is_never_asked_about(devmap: Command, tmp_path: Path) -> No
     assert "--trust-remote-code" in done.stderr.splitlines()[1]
 
 
-def test_a_reader_that_leaves_ends_it_quietly(whole_map: Path, tmp_path: Path) -> None:
+def test_a_reader_that_leaves_ends_it_quietly(
+    whole_map: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours, theirs = os.pipe()
+
+    def leave() -> None:
+        os.read(ours, 1)
+        os.close(ours)
+
+    reader = threading.Thread(target=leave)
+    reader.start()
+    with os.fdopen(theirs, "w", encoding="utf-8") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        out.cache_clear()
+        assert invoke(["run", "--map", str(whole_map), "--prompt", "hello", "--max-new-tokens", "100"]) == 0
+        reader.join()
+    assert capsys.readouterr().err == ""
+    assert not list(tmp_path.glob("devmap-offload-*"))
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_ends_the_process_quietly(whole_map: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [
             sys.executable,

@@ -1,4 +1,7 @@
-"""A hub on the loopback interface that speaks as much of the protocol as downloading a config.json takes."""
+"""A hub on the loopback interface that speaks as much of the protocol as downloading a config.json takes.
+
+And what is left of such a download in the hub's cache.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 _FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>[^?]+)")
 
@@ -67,6 +71,14 @@ def loopback_hub(repos: Mapping[str, Repo]) -> Iterator[Hub]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def keep_config(cache: Path, model: str, config: bytes, commit: str = "c" * 40) -> None:
+    """Put the config.json of hub id `model` in the hub's cache, as a download leaves it."""
+    repo = cache / f"models--{model.replace('/', '--')}"
+    for path, content in (("refs/main", commit.encode()), (f"snapshots/{commit}/config.json", config)):
+        (repo / path).parent.mkdir(parents=True)
+        (repo / path).write_bytes(content)
 
 
 def _find(repos: Mapping[str, Repo], path: str) -> tuple[int, dict[str, str], bytes]:
