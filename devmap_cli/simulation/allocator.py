@@ -88,6 +88,11 @@ class _Pool:
         del self.keys[bisect_left(self.keys, key)]
         del self.blocks[key]
 
+    def best_fit(self, size: int) -> Block | None:
+        """The first of `at_least`."""
+        position = bisect_left(self.keys, (size, 0))
+        return self.blocks[self.keys[position]] if position < len(self.keys) else None
+
     def at_least(self, size: int) -> Iterator[Block]:
         """Cached blocks of `size` bytes or more, best fit first."""
         for position in range(bisect_left(self.keys, (size, 0)), len(self.keys)):
@@ -202,7 +207,8 @@ class CachingAllocator:
                 pool.add(block.split_off(size))
             block.in_use = True
             self._allocated += block.size
-            self._high_allocated = max(self._high_allocated, self._allocated)
+            if self._allocated > self._high_allocated:
+                self._high_allocated = self._allocated
             return block
 
     def free(self, block: Block) -> None:
@@ -260,15 +266,18 @@ class CachingAllocator:
         return block
 
     def _take_cached(self, pool: _Pool, size: int) -> Block | None:
+        best = self._best_expandable(pool, size) if self.expandable_segments else pool.best_fit(size)
+        if best is not None:
+            pool.remove(best)
+        return best
+
+    def _best_expandable(self, pool: _Pool, size: int) -> Block | None:
+        """The smallest that cannot grow as much as a larger one."""
         best: Block | None = None
         for block in pool.at_least(size):
             if best is not None and _expandable_size(block) >= _expandable_size(best):
                 break
             best = block
-            if not self.expandable_segments:
-                break
-        if best is not None:
-            pool.remove(best)
         return best
 
     def _take_new(self, pool: _Pool, size: int) -> Block:

@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from devmap_cli.simulation.counting import count_attention
+from devmap_cli.simulation.counting import add_work, attention_work
 from devmap_cli.simulation.machine import Allocation
 from devmap_cli.simulation.operators import Call, kernel
+from devmap_cli.simulation.repetition import arguments_of, keep, known_outcome
 from devmap_cli.simulation.tensor import DeviceTensor
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
     from typing import Any
+
+    from devmap_cli.simulation.repetition import Arguments
 
 aten = torch.ops.aten
 
@@ -142,6 +146,21 @@ def _round_up(size: int, multiple: int) -> int:
 
 @kernel(aten.scaled_dot_product_attention.default)
 def _scaled_dot_product_attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceTensor:
+    arguments = arguments_of(func, args, kwargs)
+    if arguments is None or not arguments.device.machine.numbers.repeats(func):
+        return _attend(func, args, kwargs, None, None)
+    key = (arguments.device.compute_capability, arguments.key)
+    outcome = known_outcome(key)
+    if outcome is None:
+        return _attend(func, args, kwargs, key, arguments)
+    output: DeviceTensor = outcome.again(arguments)
+    return output
+
+
+def _attend(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], key: Hashable, arguments: Arguments | None
+) -> DeviceTensor:
+    """Attention by the kernel chosen for it; a fused one is kept for calls with equal `arguments`."""
     names = [argument.name for argument in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     call = Call(func, args, kwargs)
@@ -150,23 +169,36 @@ def _scaled_dot_product_attention(func: Any, args: tuple[Any, ...], kwargs: dict
     chosen = choose_kernel(inputs, call.device.compute_capability)
     if chosen is AttentionKernel.MATH:
         output = _math(given)
-        numbers = output.numbers
     else:
-        batch, heads, tokens, _ = inputs.query
-        value_size = inputs.value[3]
-        stored_size = _round_up(value_size, 8) if chosen is AttentionKernel.FLASH else value_size
-        # Both kernels write (batch, tokens, heads, head size), returned as a view with heads first.
-        stored = torch.empty((batch, tokens, heads, stored_size), dtype=inputs.dtype, device="meta")
-        numbers = stored[..., :value_size].transpose(1, 2)
-        scratch = [Allocation(call.device, size) for size in scratch_sizes(inputs, chosen) if size]
-        output = DeviceTensor.on_device(numbers, Allocation(call.device, stored.untyped_storage().nbytes()))
-        del scratch
-        count_attention(call, inputs.query, inputs.key, inputs.value, numbers)
+        output = _fused(call, inputs, chosen)
+        work = attention_work(call, inputs.query, inputs.key, inputs.value, output.numbers)
+        add_work(call.device, *work)
+        if arguments is not None:
+            keep(key, arguments, output, work, scratch=_sizes(inputs, chosen))
     computed = call.device.machine.numbers.attend(call)
     if computed is not None:
+        numbers = output.numbers
         known = torch.empty_strided(numbers.size(), numbers.stride(), dtype=numbers.dtype)
         output.numbers = known.copy_(computed)
     return output
+
+
+def _fused(call: Call, inputs: AttentionInputs, chosen: AttentionKernel) -> DeviceTensor:
+    """The result of a fused kernel, its numbers unknown, after what the kernel takes besides."""
+    assert call.device is not None
+    batch, heads, tokens, _ = inputs.query
+    value_size = inputs.value[3]
+    stored_size = _round_up(value_size, 8) if chosen is AttentionKernel.FLASH else value_size
+    # Both kernels write (batch, tokens, heads, head size), returned as a view with heads first.
+    stored = torch.empty((batch, tokens, heads, stored_size), dtype=inputs.dtype, device="meta")
+    scratch = [Allocation(call.device, size) for size in _sizes(inputs, chosen)]
+    allocation = Allocation(call.device, stored.untyped_storage().nbytes())
+    del scratch
+    return DeviceTensor.on_device(stored[..., :value_size].transpose(1, 2), allocation)
+
+
+def _sizes(inputs: AttentionInputs, chosen: AttentionKernel) -> tuple[int, ...]:
+    return tuple(size for size in scratch_sizes(inputs, chosen) if size)
 
 
 def _inputs(given: dict[str, Any]) -> AttentionInputs:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from devmap_cli.simulation.tensor import DeviceTensor
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
     from typing import Any
@@ -46,8 +48,8 @@ _WITHOUT_KERNEL = frozenset(
 """Operators that only take memory, or give it another shape, though PyTorch does not call them views."""
 
 
-def counter_of(func: Any) -> Callable[[Call, Any], None] | None:
-    """What counts a call of operator `func` by its arguments and results; None for one that starts no kernel."""
+def counter_of(func: Any) -> Callable[[Call, Any], tuple[int, int] | None] | None:
+    """What counts operations and bytes of a call of operator `func`; None for one that starts no kernel."""
     packet = func.overloadpacket
     name = func._schema.name.rpartition("::")[2]
     if func.is_view or name in _WITHOUT_KERNEL:
@@ -55,40 +57,38 @@ def counter_of(func: Any) -> Callable[[Call, Any], None] | None:
     flops = _FLOPS.get(name) or (_by_registry if packet in flop_registry else None)
     num_bytes = _BYTES.get(name, _all_bytes)
 
-    def count(call: Call, results: Any) -> None:
-        device = call.device
-        assert device is not None
+    def count(call: Call, results: Any) -> tuple[int, int] | None:
         made = [results] if isinstance(results, torch.Tensor) else _tensors_among(results)
         if flops is None:
-            _add(device, 0, num_bytes(call, made))
-        elif made:
-            _add(device, flops(call, made[0]), num_bytes(call, made))
+            return 0, num_bytes(call, made)
+        return (flops(call, made[0]), num_bytes(call, made)) if made else None
 
     return count
 
 
 def count_copy(device: SimulatedDevice, target: torch.Tensor, source: torch.Tensor) -> None:
     """Count a copy of `source` to `target` within `device`."""
-    _add(device, 0, _stored_bytes(source) + target.nbytes)
+    add_work(device, 0, _stored_bytes(source) + target.nbytes)
 
 
-def count_attention(
+def attention_work(
     call: Call, query: Sequence[int], key: Sequence[int], value: Sequence[int], output: torch.Tensor
-) -> None:
-    """Count a fused attention kernel by the shapes of its arguments, (batch, heads, tokens, head size).
+) -> tuple[int, int]:
+    """Operations and bytes of fused attention by the shapes of its arguments, (batch, heads, tokens, head size).
 
     Both products count whole, also where a causal mask lets a kernel leave half of them out, as PyTorch's own
     `sdpa_flop_count` does. Keys and values are read once: what is read again by other queries comes from a cache.
     """
-    device = call.device
-    assert device is not None
     batch, heads, tokens, head_size = query
     flops = 2 * batch * heads * tokens * key[2] * (head_size + value[3])
-    _add(device, flops, _all_bytes(call, [output]))
+    return flops, _all_bytes(call, [output])
 
 
-def _add(device: SimulatedDevice, flops: int, bytes_moved: int) -> None:
+def add_work(device: SimulatedDevice, flops: int, bytes_moved: int) -> None:
+    """Count one kernel of `device`."""
     machine, block = device.machine, None
+    if machine.tape is not None:
+        machine.tape.worked(device, flops, bytes_moved)
     if machine.recorder is not None and device.index is not None:
         block = machine.recorder.block_on(device.index)
     device.counter.add(machine.current_phase, flops, bytes_moved, block)
@@ -144,7 +144,10 @@ _FLOPS: dict[str, Callable[[Call, torch.Tensor], int]] = {
 def _stored_bytes(tensor: torch.Tensor) -> int:
     """Its bytes in memory: what is expanded over a dimension lies there once."""
     num_bytes = tensor.nbytes
-    return num_bytes if num_bytes <= _SMALL_BYTES else min(num_bytes, tensor.untyped_storage().nbytes())
+    if num_bytes <= _SMALL_BYTES:
+        return num_bytes
+    form = tensor.form if isinstance(tensor, DeviceTensor) else None
+    return min(num_bytes, tensor.untyped_storage().nbytes() if form is None else form.storage_bytes)
 
 
 def _all_bytes(call: Call, made: list[torch.Tensor]) -> int:

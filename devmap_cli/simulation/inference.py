@@ -28,7 +28,7 @@ class _NotReproducibleError(Exception):
 def infer(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """`func(*args, **kwargs)` for tensors on the meta device, and scalar tensors on the CPU."""
     tensors: list[torch.Tensor] = []
-    key = (func, _describe(args, tensors), *((name, _describe(value, tensors)) for name, value in kwargs.items()))
+    key = _key(func, args, kwargs, tensors)
     recipe = _recipes.get(key)
     if recipe is not None:
         return _make(recipe, tensors)
@@ -36,6 +36,8 @@ def infer(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> 
         results = func(*args, **kwargs)
     except NotImplementedError as error:
         raise NotImplementedError(f"PyTorch does not infer what {func} results in") from error
+    if _key(func, args, kwargs, []) != key:  # it gave an argument another shape, as `transpose_` does
+        return results
     try:
         recipe = _recipe(results, tensors)
     except _NotReproducibleError:
@@ -44,6 +46,10 @@ def infer(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> 
         _recipes.clear()
     _recipes[key] = recipe
     return results
+
+
+def _key(func: Any, args: list[Any], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> Hashable:
+    return func, _describe(args, tensors), *((name, _describe(value, tensors)) for name, value in kwargs.items())
 
 
 def _describe(value: Any, tensors: list[torch.Tensor]) -> Hashable:

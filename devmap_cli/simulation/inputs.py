@@ -42,8 +42,15 @@ def make_inputs(config: Any, workload: Workload) -> dict[str, torch.Tensor]:
     return {
         **inputs,
         **dict.fromkeys(visual.type_arguments, types),
-        **{name: value.repeat(batch, *[1] * (value.dim() - 1)) for name, value in visual.tensors.items()},
+        **{name: _repeated(value, batch) for name, value in visual.tensors.items()},
     }
+
+
+def _repeated(tensor: torch.Tensor, batch_size: int) -> torch.Tensor:
+    """`tensor` for every prompt; where it is one number in memory, it stays that."""
+    if any(tensor.stride()):
+        return tensor.repeat(batch_size, *[1] * (tensor.dim() - 1))
+    return tensor[:1].expand(batch_size * tensor.shape[0], *tensor.shape[1:])
 
 
 def _text(workload: Workload, first_tokens: list[int]) -> dict[str, torch.Tensor]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from devmap_cli.simulation.allocator import Block
     from devmap_cli.simulation.module_tracker import ModuleTracker
     from devmap_cli.simulation.numbers import Numbers
+    from devmap_cli.simulation.taping import Tape
     from devmap_cli.simulation.trace import Recorder
 
 DEVICE_TYPE = "sim"
@@ -45,10 +46,11 @@ class Allocation:
     """The device memory of one storage; returned to the device when the last tensor on it is gone.
 
     `number` is the one it has in the recorded trace, None where none is recorded. `copy_of` is what it holds an
-    unchanged copy of, and `is_workspace` that it is the matrix library's.
+    unchanged copy of, and `is_workspace` that it is the matrix library's. `shapes` stands for it on the meta device.
+    `taped` is the number that a tape gave it, if one ran.
     """
 
-    __slots__ = ("block", "device", "num_bytes", "number")
+    __slots__ = ("block", "device", "num_bytes", "number", "shapes", "tape", "taped")
 
     def __init__(
         self,
@@ -62,6 +64,9 @@ class Allocation:
         self.num_bytes = num_bytes
         self.block: Block | None = None
         self.number: int | None = None
+        self.shapes: torch.UntypedStorage | None = None
+        self.tape = None if is_workspace else device.machine.tape
+        self.taped = None if self.tape is None else self.tape.took(device, num_bytes)
         if num_bytes > 0:
             self.block = device.allocate_block(num_bytes)
             recorder = device.machine.recorder
@@ -85,6 +90,9 @@ class Allocation:
             self.device.allocator.release(block)
             if self.number is not None and self.device.machine.recorder is not None:
                 self.device.machine.recorder.freed(self.number)
+        tape = getattr(self, "tape", None)
+        if tape is not None:
+            tape.gave_back(self.taped)
 
 
 class SimulatedDevice:
@@ -148,6 +156,8 @@ class SimulatedDevice:
 
     def open_matmul_library(self) -> None:
         """Take the workspace that cuBLAS keeps from its first use on."""
+        if self.machine.tape is not None:
+            self.machine.tape.opened_matmul_library(self)
         if self._matmul_workspace is None:
             num_bytes = matmul_workspace_bytes(self.compute_capability)
             self._matmul_workspace = Allocation(self, num_bytes, is_workspace=True)
@@ -182,6 +192,8 @@ class Machine:
         self.numbers = numbers
         self.modules = modules
         self.transfers: list[Transfer] = []
+        self.tape: Tape | None = None
+        """What is told of all that one function does, while it runs."""
         self._phase = ""
         for device in (*self.devices, self.host):
             device.machine = self
@@ -223,6 +235,8 @@ class Machine:
         """Let every device give back what its allocator keeps for later."""
         for device in self.devices:
             device.allocator.empty_cache()
+        if self.tape is not None:
+            self.tape.spoil()
         if self.recorder is not None:
             self.recorder.emptied()
 
@@ -231,6 +245,8 @@ class Machine:
         if source != target and num_bytes:
             module = self.modules.current
             self.transfers.append(Transfer(source, target, num_bytes, module, self._phase))
+            if self.tape is not None:
+                self.tape.spoil()
 
 
 def _torch_device(name: str) -> torch.device:

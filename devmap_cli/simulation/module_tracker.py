@@ -26,6 +26,8 @@ class ModuleTracker:
     def __init__(self, recorder: Recorder | None = None) -> None:
         self.order: dict[str, None] = {}
         """Names of the modules that ran, in the order of their first call."""
+        self.num_calls = 0
+        """How many calls of modules there were."""
         self._names: dict[int, str] = {}
         self._roots: list[nn.Module] = []  # keeps what _names has the ids of
         self._threads = threading.local()
@@ -74,6 +76,7 @@ class ModuleTracker:
 
     def _on_enter(self, module: nn.Module, _args: Any) -> None:
         stack = self._stack()
+        self.num_calls += 1
         name = self._names.get(id(module))
         if name is None:
             if not stack:

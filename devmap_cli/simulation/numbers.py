@@ -31,6 +31,9 @@ class Numbers(Protocol):
     def compute(self, call: Call) -> Any:
         """What the operator of `call` returns for the numbers it was given."""
 
+    def repeats(self, func: Any) -> bool:
+        """Whether all that operator `func` does for unknown numbers depends on their shapes alone."""
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """The numbers of `target` after those of `source` were copied into it."""
 
@@ -68,6 +71,10 @@ class RealNumbers:
         if any(tensor.is_meta for tensor in call.tensors):
             return self._shapes.compute(call)
         return call.func(*call.args, **call.kwargs)
+
+    def repeats(self, _func: Any) -> bool:
+        """Nothing is unknown for long."""
+        return False
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """Copied in place."""

@@ -13,12 +13,14 @@ from devmap_cli.model.kv_dtypes import generation_options
 from devmap_cli.simulation.attention_choice import attention_of
 from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.cache_growth import grow, tensors_of
+from devmap_cli.simulation.defects import mended
 from devmap_cli.simulation.inputs import cast_by_people, make_inputs
 from devmap_cli.simulation.machine import active_machine
 from devmap_cli.simulation.memory import DeviceRehearsal, PhaseMemory
 from devmap_cli.simulation.placement import device_of, normalized, placed
 from devmap_cli.simulation.quantized_cache import quantized_layers
 from devmap_cli.simulation.shapes import Shapes
+from devmap_cli.simulation.taping import taped_functions
 from devmap_cli.simulation.tensor import DeviceTensor
 from devmap_cli.simulation.work import PHASES
 
@@ -39,7 +41,7 @@ class Failure:
 
     phase: str
     module: str
-    error: RuntimeError | ValueError
+    error: RuntimeError | ValueError | IndexError
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,17 @@ def rehearse(
     NotImplementedError for an operator without shape inference.
     """
     assumptions: dict[str, None] = {}
-    numbers = Shapes(lambda assumption: assumptions.setdefault(f"{active_machine().modules.current}: {assumption}"))
+
+    def assume(assumption: str) -> None:
+        machine = active_machine()
+        assumptions.setdefault(f"{machine.modules.current}: {assumption}")
+        if machine.tape is not None:
+            machine.tape.spoil()
+
     with (
         simulated_devices(
             capacities,
-            numbers=numbers,
+            numbers=Shapes(assume),
             expandable_segments=expandable_segments,
             compute_capabilities=compute_capabilities,
             recorder=recorder,
@@ -88,6 +96,8 @@ def rehearse(
         torch.no_grad(),
         attention_of(model, workload.attention),
         quantized_layers(),
+        mended(model, assumptions.setdefault),
+        taped_functions(model),
     ):
         machine.modules.watch(model)
         run = _Run(model, normalized(device_map), workload, machine)
@@ -130,7 +140,7 @@ class _Run:
         except NotImplementedError as error:
             module = self.machine.modules.raised_in(error)
             raise NotImplementedError(f"{error}: it cannot be rehearsed, {module or 'the model'} calls it") from error
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             self.failure = Failure(self._phase, self.machine.modules.raised_in(error), error)
 
     def _end(self, recorder: Recorder) -> None:

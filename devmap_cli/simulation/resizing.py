@@ -81,6 +81,22 @@ def tiled_canvas(height: int, width: int, tile: int, most: int) -> Size:
     return min((grid for grid in grids if scales[grid] == best), key=lambda grid: grid[0] * grid[1])
 
 
+def cropped_grid(height: int, width: int, tile: int, most: int) -> Size:
+    """The rows and columns of tiles, `most` at most, of nearly the picture's shape.
+
+    Of those alike the largest whose area is less than twice the picture's. Source: `get_optimal_tiled_canvas` of
+    transformers' image_processing_got_ocr2.py.
+    """
+    grids = [(columns, rows) for columns in range(1, most + 1) for rows in range(1, most // columns + 1)]
+    best, least = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=math.prod):
+        difference = abs(width / height - columns / rows)
+        is_alike = difference == least and width * height > 0.5 * tile**2 * columns * rows
+        if difference < least or is_alike:
+            best, least = (rows, columns), difference
+    return best
+
+
 def sliding_windows(height: int, width: int, whole: int, window: int, longest: int) -> Size:
     """The rows and columns of windows cut out of a picture beside its view as a whole; (0, 0) for none.
 

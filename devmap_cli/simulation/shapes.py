@@ -63,6 +63,10 @@ class Shapes:
             return call.func(*call.args, **call.kwargs)
         return self._compute_unknown(call)
 
+    def repeats(self, func: Any) -> bool:
+        """True but for operators that read unknown numbers, or note an assumption."""
+        return func not in _RULES
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
         """Known if the source is, and either the target was or nothing of the target is left."""
         if source.is_meta:
@@ -107,6 +111,15 @@ class Shapes:
 
     def _index(self, call: Call) -> Any:
         call.args[1] = [position for index in call.args[1] for position in self._positions(index)]
+        return self._infer(call)
+
+    def _embedding(self, call: Call) -> Any:
+        """Refuses rows that are not there as the CPU does."""
+        table, rows = call.args[:2]
+        if not rows.is_meta and rows.numel():
+            least, most = rows.aminmax()
+            if least < 0 or most >= table.shape[0]:
+                raise IndexError("index out of range in self")
         return self._infer(call)
 
     def _masked_select(self, call: Call) -> torch.Tensor:
@@ -198,6 +211,7 @@ _RULES: dict[Any, Callable[[Shapes, Call], Any]] = {
         ),
         Shapes._index,
     ),
+    aten.embedding.default: Shapes._embedding,
     aten.nonzero.default: Shapes._nonzero,
     aten.masked_select.default: Shapes._masked_select,
     aten._grouped_mm.default: Shapes._grouped_mm,

@@ -6,22 +6,26 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from devmap_cli.simulation.forms import form_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
+    from devmap_cli.simulation.forms import Form
     from devmap_cli.simulation.machine import Allocation
 
 
 class DeviceTensor(torch.Tensor):
     """A tensor that says it is on a simulated device, takes memory there, and keeps its numbers elsewhere.
 
-    `numbers` is an ordinary tensor of the same shape and strides: on the CPU if the numbers are known, on the
-    meta device if they are not. Views share one `allocation`.
+    Views share one `allocation`.
     """
 
-    numbers: torch.Tensor
     allocation: Allocation
+    _numbers: torch.Tensor | None
+    _form: Form | None
+    _has_form: bool
     run_operator: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
     """Set by the operators module, which knows this class."""
 
@@ -45,6 +49,45 @@ class DeviceTensor(torch.Tensor):
         tensor.numbers = numbers
         tensor.allocation = allocation
         return tensor
+
+    @classmethod
+    def of_form(cls, form: Form, allocation: Allocation) -> DeviceTensor:
+        """A tensor of unknown numbers in `form` that lies in `allocation`."""
+        tensor: DeviceTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            form.shape,
+            strides=form.stride,
+            storage_offset=form.offset,
+            dtype=form.dtype,
+            device=allocation.device.torch_device,
+        )
+        tensor._numbers = None
+        tensor._form = form
+        tensor._has_form = True
+        tensor.allocation = allocation
+        return tensor
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """An ordinary tensor of the same shape and strides: on the CPU if they are known, or on the meta device."""
+        numbers = self._numbers
+        if numbers is None:
+            assert self._form is not None
+            numbers = self._numbers = self._form.on_meta(self.allocation)
+        return numbers
+
+    @numbers.setter
+    def numbers(self, numbers: torch.Tensor) -> None:
+        self._numbers = numbers
+        self._has_form = False
+
+    @property
+    def form(self) -> Form | None:
+        """What is known of unknown numbers; None if the numbers themselves are."""
+        if not self._has_form:
+            self._form = form_of(self.numbers)
+            self._has_form = True
+        return self._form
 
     def data_ptr(self) -> int:
         """Its address in the device's address space."""

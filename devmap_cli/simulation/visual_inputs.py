@@ -9,6 +9,7 @@ import torch
 
 from devmap_cli.simulation.resizing import (
     closest_grid,
+    cropped_grid,
     fit_pixels,
     fit_video,
     pad_patches,
@@ -34,6 +35,8 @@ _QWEN3_VIDEO_PIXELS = (4 * 32 * 32, 24576 * 32 * 32)
 _QWEN3_FRAMES_PER_SECOND = 2
 """At which Qwen3-VL's processor takes frames: only the digits of its time stamps depend on it."""
 
+_INTERNVL_TILES = 12
+"""Most tiles of an image: `max_patches` of GotOcr2ImageProcessor, which InternVL's processor has."""
 _LLAMA4_TILES = 16
 """Most tiles of an image: `max_patches` of Llama4ImageProcessor."""
 _KIMI_PATCHES = (16384, 512)
@@ -65,6 +68,11 @@ def visual_inputs(config: Any, workload: Workload) -> VisualInputs:
     if workload.videos and family not in _TAKING_VIDEOS:
         raise ValueError(f"how {config.model_type} takes videos is not known here")
     return _FAMILIES[str(family)](config, workload)
+
+
+def _pixels(*shape: int) -> torch.Tensor:
+    """Pixels of that shape; one number in memory, for what they show does not matter."""
+    return torch.zeros(()).expand(shape)
 
 
 def _qwen_vl(config: Any, workload: Workload) -> VisualInputs:
@@ -117,7 +125,7 @@ def _grids(name: str, kind: str, grids: list[list[int]], *values: int) -> dict[s
     if not grids:
         return {}
     num_patches = sum(frames * rows * columns for frames, rows, columns in grids)
-    return {name: torch.zeros(num_patches, *values), f"{kind}_grid_thw": torch.tensor(grids)}
+    return {name: _pixels(num_patches, *values), f"{kind}_grid_thw": torch.tensor(grids)}
 
 
 def _kimi(config: Any, workload: Workload) -> VisualInputs:
@@ -157,7 +165,7 @@ def _gemma4(config: Any, workload: Workload) -> VisualInputs:
     return VisualInputs(
         [config.boi_token_id, *[token] * num_tokens, config.eoi_token_id] * num_images,
         {
-            "pixel_values": torch.zeros(num_images, len(places), 3 * vision.patch_size**2),
+            "pixel_values": _pixels(num_images, len(places), 3 * vision.patch_size**2),
             "image_position_ids": places.repeat(num_images, 1, 1),
         },
         {token: 1},
@@ -165,9 +173,28 @@ def _gemma4(config: Any, workload: Workload) -> VisualInputs:
     )
 
 
+def _internvl(config: Any, workload: Workload) -> VisualInputs:
+    """Tiles of one size, the whole picture after them where they are several: InternVLProcessor."""
+    side, token = config.vision_config.image_size[0], config.image_token_id
+    tokens: list[int] = []
+    num_tiles = 0
+    for width, height in workload.images:
+        rows, columns = cropped_grid(height, width, side, _INTERNVL_TILES)
+        cut = rows * columns + (rows * columns > 1)
+        num_tiles += cut
+        tokens += [PLAIN_TOKEN, *[token] * (config.image_seq_length * cut), PLAIN_TOKEN]
+    return VisualInputs(tokens, {"pixel_values": _pixels(num_tiles, 3, side, side)}, {token: 1})
+
+
 def _llama4(config: Any, workload: Workload) -> VisualInputs:
     """Tiles of one size, a mark after each but the whole picture's, which follows where they are several."""
     vision, token = config.vision_config, config.image_token_id
+    shuffled = int(vision.hidden_size / vision.pixel_shuffle_ratio**2)
+    if shuffled != vision.intermediate_size:  # as transformers' defaults don't
+        raise ValueError(
+            f"the vision_config does not fit together: it gives {shuffled} features where its adapter takes "
+            f"{vision.intermediate_size}, as without one in config.json"
+        )
     side = vision.image_size
     per_tile = int((side // vision.patch_size) ** 2 * vision.pixel_shuffle_ratio**2)
     tokens: list[int] = []
@@ -178,7 +205,7 @@ def _llama4(config: Any, workload: Workload) -> VisualInputs:
         num_tiles += cut + 1
         tokens += [config.boi_token_index, *([*[token] * per_tile, PLAIN_TOKEN] * cut)]
         tokens += [PLAIN_TOKEN, *[token] * per_tile, config.eoi_token_index]
-    return VisualInputs(tokens, {"pixel_values": torch.zeros(num_tiles, 3, side, side)}, {token: 1})
+    return VisualInputs(tokens, {"pixel_values": _pixels(num_tiles, 3, side, side)}, {token: 1})
 
 
 def _mllama(config: Any, workload: Workload) -> VisualInputs:
@@ -192,7 +219,7 @@ def _mllama(config: Any, workload: Workload) -> VisualInputs:
         ids[0, index] = 1 + [tuple(ratio) for ratio in vision.supported_aspect_ratios].index((rows, columns))
         tiles[0, index, : rows * columns] = 1
     tensors = {
-        "pixel_values": torch.zeros(1, num_images, most, 3, vision.image_size, vision.image_size),
+        "pixel_values": _pixels(1, num_images, most, 3, vision.image_size, vision.image_size),
         "aspect_ratio_ids": ids,
         "aspect_ratio_mask": tiles,
         "cross_attention_mask": tiles[:, None].repeat(1, workload.prompt_tokens, 1, 1),
@@ -213,18 +240,18 @@ def _step(config: Any, workload: Workload) -> VisualInputs:
         tokens += window * (rows * columns) + [PLAIN_TOKEN] * max(0, rows - 1)  # a mark after each row but the last
         tokens += [PLAIN_TOKEN, *[token] * (vision.image_size // stride) ** 2, PLAIN_TOKEN]
     tensors = {
-        "pixel_values": torch.zeros(len(num_windows), 3, vision.image_size, vision.image_size),
+        "pixel_values": _pixels(len(num_windows), 3, vision.image_size, vision.image_size),
         "num_local_patches": torch.tensor(num_windows),
     }
     if any(num_windows):
-        tensors["pixel_values_local"] = torch.zeros(sum(num_windows), 3, _STEP_WINDOW, _STEP_WINDOW)
+        tensors["pixel_values_local"] = _pixels(sum(num_windows), 3, _STEP_WINDOW, _STEP_WINDOW)
     return VisualInputs(tokens, tensors, {token: 1})
 
 
 def _fixed_size(config: Any, workload: Workload, num_tokens: int, type_arguments: list[str]) -> VisualInputs:
     side, token = config.vision_config.image_size, config.image_token_id
     num_images = len(workload.images)
-    pixels = torch.zeros(num_images, 3, side, side)
+    pixels = _pixels(num_images, 3, side, side)
     return VisualInputs([token] * num_tokens * num_images, {"pixel_values": pixels}, {token: 1}, type_arguments)
 
 
@@ -244,6 +271,7 @@ _FAMILIES: dict[str, Callable[[Any, Workload], VisualInputs]] = {
     **dict.fromkeys(_TAKING_VIDEOS, _qwen_vl),
     "gemma3": _gemma3,
     "gemma4": _gemma4,
+    "internvl": _internvl,
     "kimi_k25": _kimi,
     "llama4": _llama4,
     "llava": _llava,

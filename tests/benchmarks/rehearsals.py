@@ -28,7 +28,7 @@ TIMED = {
     "Qwen__Qwen2.5-72B": 3.0,
     "Qwen__Qwen3-235B-A22B": 6.0,
     "deepseek-ai__DeepSeek-R1": 10.0,
-    "moonshotai__Kimi-K2-Instruct": 10.0,
+    "moonshotai__Kimi-K2.5": 10.0,
 }
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 ONE_GPU: dict[str, int | str] = {"": 0}
@@ -130,8 +130,9 @@ def _timed(config: Path) -> dict[str, float]:
 
     _empty(config)  # imports the model's code
     start = time.perf_counter()
-    rehearse(_empty(config), ONE_GPU, Workload(prompt_tokens=2048, max_new_tokens=256), [UNLIMITED_BYTES])
+    seen = rehearse(_empty(config), ONE_GPU, Workload(prompt_tokens=2048, max_new_tokens=256), [UNLIMITED_BYTES])
     seconds = time.perf_counter() - start
+    seen.raise_failure()
     return {"seconds": seconds, "ram_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 

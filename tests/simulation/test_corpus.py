@@ -31,8 +31,12 @@ KINDS = {
     "google-bert__bert-base-uncased": "encoder",
 }
 
-SHORTENED = {"deepseek-ai__DeepSeek-V3.2": 5, "Qwen__Qwen3-Next-80B-A3B-Thinking": 8}
-"""Layers that are enough to see each of a model's kinds of layer, for models that take long."""
+ENOUGH_LAYERS = {
+    "google__gemma-3-1b-it": 6,
+    "deepseek-ai__DeepSeek-V3.2": 5,
+    "nvidia__NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 8,
+}
+"""Layers that show each of a model's kinds of layer, where `NUM_LAYERS` do not."""
 
 
 SEEING = {
@@ -43,32 +47,30 @@ SEEING = {
     "meta-models__Muse-Glimmer-30B": "images",
     "moonshotai__Kimi-K2.5": "images",
 }
-NUM_LAYERS = 5
-"""Layers of the text that are enough to see images go through it: one of cross attention in Llama 3.2 among them."""
+NUM_LAYERS = 4
+"""Layers of the text that are enough to see each kind of layer, one of cross attention in Llama 3.2 among them."""
+_COUNTS = ("num_hidden_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
+_BY_LAYER = ("layer_types", "mlp_layer_types", "layers_block_type")
 
 
-def shortened(config: Any) -> None:
+def shortened(config: Any, num_layers: int = NUM_LAYERS) -> None:
     """Let the text have few layers, in whichever form its configuration names them."""
     text = config.get_text_config()
-    text.num_hidden_layers = NUM_LAYERS
-    for per_layer in ("layer_types", "mlp_layer_types"):
+    for per_layer in _BY_LAYER:
         if getattr(text, per_layer, None):
-            setattr(text, per_layer, getattr(text, per_layer)[:NUM_LAYERS])
+            setattr(text, per_layer, getattr(text, per_layer)[:num_layers])
+    for count in _COUNTS:
+        if getattr(text, count, num_layers) != num_layers:
+            setattr(text, count, num_layers)
     if getattr(text, "cross_attention_layers", None):
-        text.cross_attention_layers = [index for index in text.cross_attention_layers if index < NUM_LAYERS]
+        text.cross_attention_layers = [index for index in text.cross_attention_layers if index < num_layers]
 
 
 def empty_model(name: str) -> Any:
     if not (CONFIGS / name).exists():
         pytest.skip("the published configurations are not here")
     config: Any = AutoConfig.from_pretrained(CONFIGS / name)
-    if name in SHORTENED:
-        config.num_hidden_layers = SHORTENED[name]
-        for per_layer in ("layer_types", "mlp_layer_types"):
-            if getattr(config, per_layer, None):
-                setattr(config, per_layer, getattr(config, per_layer)[: SHORTENED[name]])
-    if name in SEEING:
-        shortened(config)
+    shortened(config, ENOUGH_LAYERS.get(name, NUM_LAYERS))
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     kind: Any = getattr(transformers, config.architectures[0].replace("KimiK25", "Kimi_K25"))
@@ -85,7 +87,8 @@ def test_a_model_of_each_kind_is_rehearsed(name: str) -> None:
     rehearsal.raise_failure()
     phases = rehearsal.devices[0].phases
     weights = sum(-(-tensor.nbytes // 512) * 512 for tensor in [*model.parameters(), *model.buffers()])
-    assert phases["load"].weights_bytes == pytest.approx(weights, rel=0.001)
+    # the allocator leaves up to 1 MiB behind the last weight unsplit
+    assert phases["load"].weights_bytes == pytest.approx(weights, rel=0.001, abs=1 << 20)
     assert phases["prefill"].activation_bytes > 0
     if model.can_generate():
         assert phases["decode"].kv_cache_bytes > 0

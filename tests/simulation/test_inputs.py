@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import WhisperConfig
+from transformers import InternVLConfig, InternVLForConditionalGeneration, Llama4Config, WhisperConfig
+from transformers.models.got_ocr2 import image_processing_pil_got_ocr2 as got_ocr2
 from transformers.models.mllama.image_processing_pil_mllama import get_optimal_tiled_canvas
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from devmap_cli.simulation.inputs import make_inputs
+from devmap_cli.simulation.memory import UNLIMITED_BYTES
+from devmap_cli.simulation.rehearsal import rehearse
 from devmap_cli.simulation.resizing import (
     closest_grid,
+    cropped_grid,
     fit_pixels,
     fit_video,
     pad_patches,
@@ -93,7 +97,8 @@ def test_gemma4_images_are_of_a_fixed_number_of_tokens() -> None:
 
 
 def test_llama4_images_are_tiles_and_the_whole_picture() -> None:
-    vision = SimpleNamespace(image_size=336, patch_size=14, pixel_shuffle_ratio=0.5)
+    sizes = {"hidden_size": 1408, "intermediate_size": 5632}  # four patches make one
+    vision = SimpleNamespace(image_size=336, patch_size=14, pixel_shuffle_ratio=0.5, **sizes)
     tokens = {"image_token_id": 90, "boi_token_index": 91, "eoi_token_index": 92}
     config = SimpleNamespace(model_type="llama4", vision_config=vision, **tokens)
     # 672 x 336 is a row of two tiles, 336 x 336 one tile alone: 144 tokens each, and 144 of the first as a whole
@@ -101,6 +106,38 @@ def test_llama4_images_are_tiles_and_the_whole_picture() -> None:
     assert inputs["pixel_values"].shape == (4, 3, 336, 336)
     assert (inputs["input_ids"] == 90).sum() == 4 * 144
     assert (inputs["input_ids"] != PLAIN_TOKEN).sum() == 4 * 144 + 2 * 2
+
+
+def test_a_llama4_without_a_vision_config_takes_no_images() -> None:
+    config = Llama4Config()  # transformers' defaults: 768 features, times four, for an adapter of 5632
+    with pytest.raises(ValueError, match="it gives 3072 features where its adapter takes 5632"):
+        make_inputs(config, Workload(1, 700, images=((336, 336),)))
+
+
+def test_internvl_images_are_tiles_and_the_whole_picture_where_they_are_several() -> None:
+    inputs = make_inputs(InternVLConfig(), Workload(2, 5000, images=((1024, 768), (448, 448))))
+    # 1024 x 768 is four to three: 4 x 3 tiles, and the whole; 448 x 448 is one tile. 256 tokens each.
+    assert inputs["pixel_values"].shape == (2 * (13 + 1), 3, 448, 448)
+    assert (inputs["input_ids"] == 151667).sum(dim=1).tolist() == [14 * 256, 14 * 256]
+    assert (inputs["input_ids"][0, : 14 * 256 + 4] == PLAIN_TOKEN).sum() == 2 * 2
+
+
+def test_internvl_tokens_are_as_many_as_its_tower_makes() -> None:
+    vision = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+    text = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 2, "intermediate_size": 96, "vocab_size": 256}
+    with torch.device("meta"):
+        config = InternVLConfig(vision_config=vision, text_config=text, image_token_id=250)
+        model = InternVLForConditionalGeneration(config).eval()
+    rehearse(model, {"": 0}, Workload(1, 1500, 2, images=((500, 900),)), [UNLIMITED_BYTES]).raise_failure()
+
+
+@pytest.mark.parametrize("pictures", [{"images": ((3000, 2000),)}, {"videos": ((640, 480, 8),)}])
+def test_pixels_are_one_number_in_memory(pictures: dict[str, Any]) -> None:
+    inputs = make_inputs(config_of("qwen2_5_vl"), Workload(2, 1 << 14, **pictures))
+    (pixels,) = (value for name, value in inputs.items() if name.startswith("pixel_values"))
+    assert pixels.numel() > 1 << 20
+    assert pixels.untyped_storage().nbytes() == 4
 
 
 def test_mllama_images_are_a_token_each_and_seen_from_all_of_the_prompt() -> None:
@@ -216,6 +253,13 @@ def test_grids_are_closest_in_shape(size: tuple[int, int], grid: tuple[int, int]
 )
 def test_sides_are_filled_up(size: tuple[int, int], padded: tuple[int, int]) -> None:
     assert pad_patches(*size, 14, 2, 16384, 512) == padded
+
+
+@pytest.mark.parametrize("height", [100, 448, 600, 896, 1200, 3999])
+@pytest.mark.parametrize("width", [1, 448, 768, 896, 1792, 4000])
+def test_pictures_are_cropped_as_the_processor_does(height: int, width: int) -> None:
+    columns, rows = got_ocr2.get_optimal_tiled_canvas((height, width), (448, 448), 1, 12)
+    assert cropped_grid(height, width, 448, 12) == (rows, columns)
 
 
 @pytest.mark.parametrize("size", [(56, 56), (480, 640), (1036, 1036), (30, 2000), (9000, 7000), (29, 43)])

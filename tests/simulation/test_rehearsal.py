@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import library
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.inputs import make_inputs
@@ -124,7 +124,7 @@ def test_one_byte_less_than_the_rehearsed_need_runs_out_of_memory_in_the_phase_f
 
 
 def test_a_cache_that_outgrows_the_device_runs_out_of_memory_in_decode(tmp_path: Path) -> None:
-    many = {"batch_size": 64, "prompt_tokens": 2, "max_new_tokens": 48}
+    many = {"batch_size": 128, "prompt_tokens": 2, "max_new_tokens": 24}
     unlimited = rehearsed("llama", [0, 0, 1, 1], workload=many).devices[1]
     assert unlimited.peak_phase == "decode"
     prefill, decode = (unlimited.phases[phase].reserved_bytes for phase in ("prefill", "decode"))
@@ -359,6 +359,15 @@ def test_nothing_is_left_after_a_rehearsal() -> None:
     rehearse(model, {"": 0}, Workload(1, 4, 2), [GIB])
     with simulated_devices([GIB]) as machine:
         assert machine.devices[0].use == MemoryUse(0, 0)
+
+
+def test_a_token_without_a_row_stops_the_run() -> None:
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    failure = rehearse(model, {"": 0}, workload_of("llama"), [UNLIMITED_BYTES]).failure
+    assert failure is not None
+    assert (failure.phase, failure.module) == ("prefill", "model.embed_tokens")
+    assert isinstance(failure.error, IndexError)
 
 
 @pytest.mark.parametrize("field", ["batch_size", "prompt_tokens", "max_new_tokens"])

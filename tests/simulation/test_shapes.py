@@ -190,3 +190,14 @@ def test_an_integer_scalar_and_a_float_one_are_told_apart() -> None:
         large = torch.zeros(MAX_KNOWN_ELEMENTS + 1, dtype=torch.long, device=0)
         assert (large * 2).dtype == torch.long
         assert (large * 2.0).dtype == torch.float32
+
+
+@pytest.mark.parametrize("ids", [[0, 4], [-1, 2]])
+def test_rows_that_an_embedding_lacks_are_refused_as_the_cpu_does(ids: list[int]) -> None:
+    with shapes_only(), pytest.raises(IndexError, match="index out of range in self"):
+        torch.nn.functional.embedding(torch.tensor(ids, device=0), unknown(4, 2))
+
+
+def test_the_first_and_last_rows_of_an_embedding_are_there() -> None:
+    with shapes_only():
+        assert torch.nn.functional.embedding(torch.tensor([[0, 3]], device=0), unknown(4, 2)).shape == (1, 2, 2)
