@@ -104,7 +104,10 @@ class MapTransfer:
 
 @dataclass(frozen=True, slots=True)
 class MapFile:
-    """One map: ours with all that a run needs, or a bare `{module: device}` with nothing but `device_map`."""
+    """One map: ours with all that a run needs, or a bare `{module: device}` with nothing but `device_map`.
+
+    `weights_only` says that the budgets cap weights alone.
+    """
 
     device_map: dict[str, Device]
     model: MapModel | None = None
@@ -113,9 +116,13 @@ class MapFile:
     devices: tuple[MapDevice, ...] = ()
     transfers: tuple[MapTransfer, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    weights_only: bool = False
 
     def to_document(self) -> dict[str, Any]:
-        """The JSON document, keys in the order of the format; a bare map stays bare."""
+        """The JSON document, keys in the order of the format; a bare map stays bare.
+
+        `weights_only` is there only where it is true.
+        """
         device_map = {module: device.map_value for module, device in self.device_map.items()}
         if self.model is None:
             return device_map
@@ -131,6 +138,7 @@ class MapFile:
             },
             "strategy": self.strategy,
             "workload": workload.to_document(),
+            **({"weights_only": True} if self.weights_only else {}),
             "devices": [
                 {
                     "device": item.device.map_value,
@@ -352,6 +360,11 @@ class _Field:
             raise RequestError(f"{self.where} is more than anything has", _PLAN_HINT)
         return self.value
 
+    def truth(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self.wrong("true or false")
+        return self.value
+
     def device(self) -> Device:
         return _device(self.value, self.where)
 
@@ -376,6 +389,7 @@ def _map_file(root: _Field) -> MapFile:
             for item in root["transfers"].items()
         ),
         versions={name: versions[name].text() for name in versions.value},
+        weights_only="weights_only" in root.value and root["weights_only"].truth(),
     )
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 def plan(
+    context: typer.Context,
     model: Model,
     strategy: Annotated[
         Strategy,
@@ -164,30 +165,7 @@ def plan(
     if isinstance(answer, Infeasible):
         from devmap_cli.cli.refusal import Given, refuse
 
-        options: dict[str, list[str] | None] = {
-            "--strategy": [strategy.value] if strategy is not Strategy.auto else [],
-            "--pin": pin,
-            "--rules": [str(rules)] if rules else [],
-            "--weight": weight,
-            "--prompt-tokens": [str(prompt_tokens)] if prompt_tokens else [],
-            "--max-new-tokens": [str(max_new_tokens)] if max_new_tokens else [],
-            "--batch-size": [str(batch_size)] if batch_size > 1 else [],
-            "--image": image,
-            "--video": video,
-            "--attention": [attention.value] if attention is not Attention.sdpa else [],
-            "--kv-dtype": [kv_dtype.value] if kv_dtype is not KvDtype.auto else [],
-            "--dtype": [dtype.value] if dtype else [],
-            "--quantize": [quantize.value] if quantize else [],
-            "--revision": [revision] if revision else [],
-        }
-        flags = {
-            "--no-offload": no_offload,
-            "--weights-only": weights_only,
-            "--trust-remote-code": trust_remote_code,
-        }
-        given: dict[str, tuple[str, ...]] = {name: tuple(values) for name, values in options.items() if values}
-        given |= {name: () for name, is_set in flags.items() if is_set}
-        refuse(answer, planning, request, Given(given, gpus), as_json=as_json)
+        refuse(answer, planning, request, Given.of(context), as_json=as_json)
     document = map_file(spec, request, answer)
     target = ("-" if as_json else "map.json") if output is None else output
     write_map(document, target)
@@ -241,18 +219,15 @@ def _answer(
     from devmap_cli.planning.nouns import Infeasible
 
     if gpus is not None:
-        count = fewest_cards(planning, request, gpus)
-        if isinstance(count, Infeasible):
-            return count, request, []
-        number, request, placement = count
-        return placement, request, [how_many_note(number, request.cards)]
+        request, answer, number = fewest_cards(planning, request, gpus)
+        return answer, request, [] if isinstance(answer, Infeasible) else [how_many_note(number, request.cards)]
     if solve is None:
         return planning.plan(request), request, []
     largest = solve_for(planning, request, solve)
     if isinstance(largest, Infeasible):
         return largest, request, []
     found, request = largest
-    return planning.plan(request), request, [solve_note(solve, found, planning.spec)]
+    return found.placement, request, [solve_note(solve, found, planning.spec)]
 
 
 def _notes(

@@ -6,6 +6,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from devmap_cli.model.kv_dtypes import QUANTIZED
+
 if TYPE_CHECKING:
     from devmap_cli.devices.capability import Capability
     from devmap_cli.mapfile import MapWorkload
@@ -18,8 +20,16 @@ if TYPE_CHECKING:
 
 
 _QUESTION_TOKENS = 256
+_GROUP_SIZE = 64
+"""Numbers with one scale in a quantized KV cache (`q_group_size` of transformers' `QuantizedCache`)."""
 _MUCH = 4
 """Activations are named where they take one part in so many of a device, or more."""
+
+
+def prompt_step(kv_dtype: str) -> int:
+    """Prompts whose tokens are a multiple of this can be kept in `kv_dtype` whatever a model's heads are."""
+    is_grouped = kv_dtype in QUANTIZED and QUANTIZED[kv_dtype].nbits is not None
+    return _GROUP_SIZE if is_grouped else 1
 
 
 class Planning:
@@ -71,7 +81,8 @@ class Planning:
         """
         if not workload.images and not workload.videos:
             return workload
-        tokens = self._made_profiler().media_tokens(workload) + _QUESTION_TOKENS
+        step = prompt_step(workload.kv_dtype)
+        tokens = -(-(self._made_profiler().media_tokens(workload) + _QUESTION_TOKENS) // step) * step
         return replace(workload, prompt_tokens=max(workload.prompt_tokens, tokens))
 
     def largest_activation(self, request: PlanRequest) -> str | None:
@@ -87,7 +98,7 @@ class Planning:
         largest = max(request.budgets[device] for device in accelerators)
         if _MUCH * block.largest_transient_bytes < largest:
             return None
-        return f"{block.fqns[0]} alone needs {format_bytes(block.largest_transient_bytes)} for activations"
+        return f"the activations of {block.fqns[0]} take {format_bytes(block.largest_transient_bytes)}"
 
     def with_weights(self, *, dtype: str | None = None, quantize: str | None = None) -> Planning:
         """The same for the model's weights in another dtype, or quantized while they are loaded."""

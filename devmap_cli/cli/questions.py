@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from devmap_cli.cli.planning import Planning
     from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
-    from devmap_cli.mapfile import MapWorkload
     from devmap_cli.model.spec import ModelSpec
     from devmap_cli.planning.nouns import Infeasible, Placement
     from devmap_cli.planning.planner import PlanRequest
@@ -68,14 +67,17 @@ def compare_strategies(planning: Planning, request: PlanRequest, *, as_json: boo
 
 def fewest_cards(
     planning: Planning, request: PlanRequest, card_text: str
-) -> tuple[int, PlanRequest, Placement] | Infeasible:
-    """The smallest number of cards of one kind that holds the workload, with the request and the placement for them.
+) -> tuple[PlanRequest, Placement | Infeasible, int]:
+    """The smallest number of cards of one kind that holds the workload: the request for them, its answer, the number.
+
+    Where no number does, they are as many as could help.
 
     Raises:
         RequestError: `card_text` names several cards.
     """
     from devmap_cli.devices.budgets import Budgets
     from devmap_cli.devices.cards import parse_gpus
+    from devmap_cli.planning.blocks import blocks_of
     from devmap_cli.planning.nouns import Infeasible
     from devmap_cli.planning.searching import fewest
 
@@ -85,77 +87,100 @@ def fewest_cards(
     if len(kinds) > 1 or len(named) > card.num_gpus:
         raise RequestError("--how-many counts cards of one kind", f"name it alone: --gpus '{card.name}'")
     tiers = {device: size for device, size in request.budgets if not device.is_accelerator}
-    limit = 1 if card.kind == "mps" else _MAX_CARDS
+    most = min(_MAX_CARDS, -(-len(blocks_of(planning.spec, 0, 1)) // card.num_gpus))
+    limit = 1 if card.kind == "mps" else max(1, most)
 
     def with_cards(count: int) -> PlanRequest:
         cards = parse_gpus(f"{count}x{card.name}")
         sizes = {device: item.usable_bytes for device, item in cards.items()}
-        return replace(request, budgets=Budgets.of({**sizes, **tiers}), cards=cards)
+        return replace(request, budgets=Budgets.of({**sizes, **tiers}, dict(request.budgets.reserved)), cards=cards)
 
     def attempt(count: int) -> Placement | Infeasible:
         return planning.plan(with_cards(count), rehearse=False, is_probe=True)
 
     found = fewest(attempt, limit)
     if isinstance(found, Infeasible):
-        return found
-    count, _ = found
-    asked = with_cards(count)
-    placement = planning.plan(asked)
-    return (count, asked, placement) if not isinstance(placement, Infeasible) else placement
+        return with_cards(limit), found, limit
+    answers = ((count, planning.plan(with_cards(count))) for count in range(found[0], limit + 1))
+    count, answer = next((item for item in answers if not isinstance(item[1], Infeasible)), (limit, None))
+    return with_cards(count), answer or planning.plan(with_cards(limit)), count
 
 
 def solve_for(planning: Planning, request: PlanRequest, what: Solve) -> tuple[Largest, PlanRequest] | Infeasible:
-    """The largest workload that fits, and the request for it.
+    """The largest workload that fits and got through a rehearsal, and the request for it.
 
     Raises:
-        RequestError: `images` without an image.
+        RequestError: `images` without an image, or a workload that the model cannot take at all.
     """
     from devmap_cli.planning.nouns import Infeasible
     from devmap_cli.planning.searching import largest
 
-    workload = request.workload
-    if what is Solve.images and not workload.images:
+    if what is Solve.images and not request.workload.images:
         raise RequestError("--solve images repeats an image, and none is given", "add --image 1024x768")
-    limit = _limit(planning.spec, workload, what)
-
-    def asked(value: int) -> PlanRequest:
-        changed = _changed(workload, what, value)
-        return replace(request, workload=planning.with_room_for_media(changed) if what is Solve.images else changed)
-
-    first = {"context": workload.prompt_tokens, "batch": 2, "images": 2}[what.value]
-    found = largest(lambda value: _attempt(planning, asked, value), first, limit)
-    return found if isinstance(found, Infeasible) else (found, asked(found.value))
-
-
-def _attempt(planning: Planning, asked: Callable[[int], PlanRequest], value: int) -> Placement | Infeasible:
-    """The plan for a value; one that the model cannot take does not fit, if a smaller one can be taken."""
-    from devmap_cli.planning.nouns import Infeasible
-
-    try:
-        request = asked(value)
-        limit, workload = planning.spec.max_positions, request.workload
-        if limit is not None and workload.prompt_tokens + workload.max_new_tokens > limit and value > 1:
-            return Infeasible("", "the model ends there", 0, 0, 0)
-        return planning.plan(request, rehearse=False)
-    except RequestError as error:
-        if value == 1:
-            raise
-        return Infeasible("", str(error), 0, 0, 0)
+    tried = _Attempts(planning, request, what)
+    rehearsed: set[int] = set()
+    while True:
+        found = largest(tried, tried.first, tried.limit)
+        if isinstance(found, Infeasible):
+            return found
+        if found.value in rehearsed:
+            break
+        tried.answers[found.value] = planning.plan(tried.asked(found.value))
+        rehearsed.add(found.value)
+    next_value = None if found.next_value is None else found.next_value * tried.unit
+    return replace(found, value=found.value * tried.unit, next_value=next_value), tried.asked(found.value)
 
 
-def _changed(workload: MapWorkload, what: Solve, value: int) -> MapWorkload:
-    if what is Solve.context:
-        return replace(workload, prompt_tokens=value)
-    if what is Solve.batch:
-        return replace(workload, batch_size=value)
-    images = (workload.images * value)[:value]
-    return replace(workload, images=images)
+class _Attempts:
+    """Plans for values of what is solved for, counted in units that the model takes, each value once."""
 
+    def __init__(self, planning: Planning, request: PlanRequest, what: Solve) -> None:
+        from devmap_cli.cli.planning import prompt_step
 
-def _limit(spec: ModelSpec, workload: MapWorkload, what: Solve) -> int:
-    if what is Solve.context and spec.max_positions:
-        return max(1, spec.max_positions - workload.max_new_tokens)
-    return _LIMITS[what.value]
+        self.answers: dict[int, Placement | Infeasible] = {}
+        self._planning, self._request, self._what = planning, request, what
+        workload, limit = request.workload, _LIMITS[what.value]
+        given = {
+            Solve.context: workload.prompt_tokens,
+            Solve.batch: workload.batch_size,
+            Solve.images: len(workload.images),
+        }[what]
+        if what is Solve.context and planning.spec.max_positions:
+            limit = max(1, planning.spec.max_positions - workload.max_new_tokens)
+        self.unit = min(prompt_step(workload.kv_dtype), limit) if what is Solve.context else 1
+        self.first, self.limit = given // self.unit, limit // self.unit
+
+    def __call__(self, value: int) -> Placement | Infeasible:
+        """The plan for a value; one that the model cannot take does not fit, if a smaller one can be taken."""
+        if value not in self.answers:
+            self.answers[value] = self._planned(value)
+        return self.answers[value]
+
+    def asked(self, value: int) -> PlanRequest:
+        """The request for a value."""
+        workload, amount = self._request.workload, value * self.unit
+        if self._what is Solve.context:
+            return replace(self._request, workload=replace(workload, prompt_tokens=amount))
+        if self._what is Solve.batch:
+            return replace(self._request, workload=replace(workload, batch_size=amount))
+        images = (workload.images * amount)[:amount]
+        seen = self._planning.with_room_for_media(replace(workload, images=images))
+        return replace(self._request, workload=seen)
+
+    def _planned(self, value: int) -> Placement | Infeasible:
+        from devmap_cli.planning.nouns import Infeasible
+
+        try:
+            request = self.asked(value)
+            limit, workload = self._planning.spec.max_positions, request.workload
+            if limit is not None and workload.prompt_tokens + workload.max_new_tokens > limit and value > 1:
+                return Infeasible("", "the model ends there", 0, 0)
+            return self._planning.plan(request, rehearse=False)
+        except RequestError as error:
+            larger = [answer for answer in self.answers.values() if isinstance(answer, Infeasible)]
+            if value == 1 and not larger:
+                raise
+            return larger[0] if value == 1 else Infeasible("", error.message, 0, 0)
 
 
 def how_many_note(count: int, cards: Mapping[Device, Card]) -> str:
@@ -173,12 +198,14 @@ def solve_note(what: Solve, found: Largest, spec: ModelSpec) -> str:
         Solve.batch: "sequences at once",
         Solve.images: "images in a prompt",
     }[what]
-    answer = f"{found.value:,} {unit} at most"
-    if found.refusal is None or found.next_value is None:
+    refusal = found.refusal
+    if refusal is None or found.next_value is None:
         end = "the model ends there" if what is Solve.context and spec.max_positions else "no more were tried"
-        return f"{answer}: {end}"
-    if not found.refusal.missing_bytes:
-        return f"{answer}: {found.refusal.reason}"
-    binding = found.refusal.device or found.refusal.grow_device
-    device = "all devices together bind" if binding is None else f"{binding.label} binds"
-    return f"{answer}: {device}, {found.next_value:,} need {format_bytes(found.refusal.missing_bytes)} more"
+        return f"{found.value:,} {unit} at most: {end}"
+    if not refusal.missing_bytes:
+        return f"{found.value:,} {unit} at most: {refusal.reason}"
+    binds = "" if refusal.device is None else f"{refusal.device.label} binds, "
+    missing = f"{binds}{format_bytes(refusal.missing_bytes)} missing"
+    if found.next_value == found.value + 1:
+        return f"{found.value:,} {unit} at most: {missing} for {found.next_value:,}"
+    return f"{found.value:,} {unit} fit, {found.next_value:,} do not: {missing}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,17 +19,21 @@ from devmap_cli.devices.capability import BFLOAT16_CAPABILITY
 from devmap_cli.devices.device import CPU, Device
 from devmap_cli.errors import EXIT_NO, DevmapError
 from devmap_cli.model.kv_dtypes import QUANTIZED
+from devmap_cli.planning.blocks import blocks_of
 from devmap_cli.planning.nouns import Infeasible, Placement
+from devmap_cli.planning.searching import smallest
 from devmap_cli.units import format_bytes
 
 if TYPE_CHECKING:
     from devmap_cli.cli.planning import Planning
     from devmap_cli.planning.planner import PlanRequest
 
+_NOT_REPEATED = ("model", "--max-memory", "--gpus", "--solve", "--output", "--report", "--explain", "--json")
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20, "B": 1}
 _MAX_WAYS = 4
 _MOST_HALVINGS = 4
-_MORE_PERCENT = (0, 2, 5, 10, 20)
+_RAM_STEP_BYTES = 10**8
+_LAST_HINT = "give more memory, other devices, or take a smaller model"
 _LEAST_PROMPT_TOKENS = 64
 _SMALLER_KV_DTYPE = "int4"
 _QUANTIZABLE_KINDS = ("cuda", "xpu")
@@ -45,6 +50,23 @@ class Given:
 
     options: Mapping[str, tuple[str, ...]]
     gpus: str | None = None
+
+    @classmethod
+    def of(cls, context: typer.Context) -> Given:
+        """What the command line of `context` has, without what says where answers go and what else is asked."""
+        options: dict[str, tuple[str, ...]] = {}
+        for parameter in context.command.params:
+            name, value = parameter.opts[0], context.params.get(parameter.name or "")
+            source = context.get_parameter_source(parameter.name or "")
+            if name not in _NOT_REPEATED and source is not None and source.name == "COMMANDLINE":
+                values = value if isinstance(value, (list, tuple)) else [] if value is True else [value]
+                options[name] = tuple(item.value if isinstance(item, Enum) else str(item) for item in values)
+        return cls(options, context.params.get("gpus"))
+
+    @property
+    def counts_cards(self) -> bool:
+        """Whether --how-many is given, so that more cards of the kind don't help."""
+        return "--how-many" in self.options
 
     def having(self, **changes: str) -> Given:
         """The same with other values of some options, whose names have underscores here."""
@@ -68,18 +90,25 @@ def refuse(answer: Infeasible, planning: Planning, request: PlanRequest, given: 
     ways = list(islice(_ways_out(answer, planning, request, given), _MAX_WAYS))
     if as_json:
         typer.echo(json.dumps({**infeasible_document(answer), "ways_out": ways}, indent=2))
-    place = f" on {answer.device.label}" if answer.device else ""
-    needed, budget = format_bytes(answer.needed_bytes), format_bytes(answer.budget_bytes)
-    missing = f"missing {format_bytes(answer.missing_bytes)}"
-    if answer.device is None and answer.grow_device is not None:
-        missing = f"{missing} on {answer.grow_device.label} alone"
     reason = "; ".join(filter(None, (answer.reason, planning.largest_activation(request))))
-    message = f"{planning.spec.model_id} does not fit{place}: needed {needed}, budget {budget}, {missing}: {reason}"
-    raise typer.Exit(fail(EXIT_NO, message, "; or ".join(ways) or "give more memory or another device"))
+    cards = " on any number of these cards" if given.counts_cards else ""
+    message = f"{planning.spec.model_id} does not fit{cards}{_what_is_missing(answer, request.budgets)}: {reason}"
+    raise typer.Exit(fail(EXIT_NO, message, "; or ".join(ways) or _LAST_HINT))
+
+
+def _what_is_missing(answer: Infeasible, budgets: Budgets) -> str:
+    """The figures of an answer in words: needed less budget is missing."""
+    missing = format_bytes(answer.missing_bytes)
+    needed, budget = format_bytes(answer.needed_bytes), format_bytes(answer.budget_bytes)
+    if answer.device is None or len(budgets.devices) == 1:
+        place = "" if answer.device is None else f" on {answer.device.label}"
+        return f"{place}: needed {needed}, budget {budget}, missing {missing}"
+    label = answer.device.label
+    return f": with the other devices as they are, {label} needs {needed}, budget {budget}, missing {missing}"
 
 
 def infeasible_document(answer: Infeasible) -> dict[str, Any]:
-    """The answer "no" as plain data."""
+    """The answer "no" as plain data: what `device` needs less its budget is missing."""
     return {
         "format": "devmap.infeasible/1",
         "strategy": answer.strategy,
@@ -88,7 +117,6 @@ def infeasible_document(answer: Infeasible) -> dict[str, Any]:
         "needed_bytes": answer.needed_bytes,
         "budget_bytes": answer.budget_bytes,
         "missing_bytes": answer.missing_bytes,
-        "grow_device": None if answer.grow_device is None else answer.grow_device.map_value,
     }
 
 
@@ -100,18 +128,11 @@ def _ways_out(answer: Infeasible, planning: Planning, request: PlanRequest, give
     for option, value in _smaller_weights(planning, request):
         if _fits(planning.with_weights(**{option: value}), request):
             yield given.having(**{option: value}).command(model, request.budgets)
-    for choices in _larger(answer, request.budgets, given.gpus):
-        yield from islice(_those_that_fit(planning, request, given, choices), 1)
-
-
-def _those_that_fit(
-    planning: Planning, request: PlanRequest, given: Given, choices: Iterable[tuple[Budgets, str | None]]
-) -> Iterator[str]:
-    for budgets, gpus in choices:
-        if budgets.tiers and not request.budgets.tiers and "--no-offload" in given.options:
-            continue
+    if given.counts_cards:
+        return
+    for budgets, gpus in _larger(answer, planning, request, given):
         if _fits(planning, replace(request, budgets=budgets, cards=cards_from_option(gpus) or request.cards)):
-            yield replace(given, gpus=gpus).command(planning.spec.model_id, budgets)
+            yield replace(given, gpus=gpus).command(model, budgets)
 
 
 def _lighter_workloads(planning: Planning, request: PlanRequest, given: Given) -> Iterator[str]:
@@ -177,20 +198,35 @@ def _smaller_weights(planning: Planning, request: PlanRequest) -> Iterator[tuple
         yield "quantize", "nf4"
 
 
-def _larger(answer: Infeasible, budgets: Budgets, gpus: str | None) -> Iterator[list[tuple[Budgets, str | None]]]:
-    """Budgets to try, with the --gpus for them: RAM for all that is missing, one more GPU, more on one device.
-
-    Of each the smallest is taken that fits: what the allocator loses to holes is not among the missing bytes.
-    """
+def _larger(
+    answer: Infeasible, planning: Planning, request: PlanRequest, given: Given
+) -> Iterator[tuple[Budgets, str | None]]:
+    """Larger budgets to try, with the --gpus for them: just enough RAM, one more GPU, more on the device that binds."""
+    budgets = request.budgets
     sizes, reserved = dict(budgets), dict(budgets.reserved)
-    if not budgets.tiers:
-        yield [(Budgets.of({**sizes, CPU: _rounded_up(answer.needed_bytes)}, reserved), gpus)]
+    may_offload = "--no-offload" not in given.options
+    if not budgets.tiers and may_offload and (size := _enough_ram(planning, request)) is not None:
+        yield Budgets.of({**sizes, CPU: size}, reserved), given.gpus
     if budgets.accelerators:
-        yield list(_one_more(budgets, gpus))
-    if gpus is None and answer.grow_device is not None:
-        enough = sizes.get(answer.grow_device, 0) + answer.missing_bytes
-        grown = [_rounded_up(enough * (100 + percent) // 100) for percent in _MORE_PERCENT]
-        yield [(Budgets.of({**sizes, answer.grow_device: size}, reserved), None) for size in grown]
+        yield from _one_more(budgets, given.gpus)
+    device = answer.device
+    if device is None or (given.gpus is not None and device.is_accelerator):
+        return
+    if device.is_accelerator or may_offload:
+        kept = budgets.whole(device) - budgets.get(device)
+        yield Budgets.of({**sizes, device: _rounded_up(answer.needed_bytes + kept) - kept}, reserved), given.gpus
+
+
+def _enough_ram(planning: Planning, request: PlanRequest) -> int | None:
+    """The least RAM to offload to that makes it fit, in whole steps; None where none does."""
+    sizes, reserved = dict(request.budgets), dict(request.budgets.reserved)
+    step = _RAM_STEP_BYTES
+
+    def suffices(num_steps: int) -> bool:
+        return _fits(planning, replace(request, budgets=Budgets.of({**sizes, CPU: num_steps * step}, reserved)))
+
+    most = -(-sum(block.weights_bytes for block in blocks_of(planning.spec, 0, 1)) // step) + 1
+    return smallest(suffices, 0, most) * step if suffices(most) else None
 
 
 def _one_more(budgets: Budgets, gpus: str | None) -> Iterator[tuple[Budgets, str | None]]:
@@ -201,7 +237,7 @@ def _one_more(budgets: Budgets, gpus: str | None) -> Iterator[tuple[Budgets, str
         return
     if gpus is None:
         largest = max(device.index or 0 for device in budgets.accelerators)
-        yield Budgets.of({**sizes, Device(last.kind, largest + 1): sizes[last]}, reserved), None
+        yield Budgets.of({**sizes, Device(last.kind, largest + 1): budgets.whole(last)}, reserved), None
         return
     from devmap_cli.devices.cards import parse_gpus
 
@@ -225,7 +261,6 @@ def _as_options(budgets: Budgets, gpus: str | None) -> str:
     text = ",".join(f"{device.map_value}:{_size(budgets.whole(device))}" for device, _ in items)
     options = [f"--gpus {shlex.quote(gpus)}"] if gpus else []
     options += [f"--max-memory {shlex.quote(text)}"] if text else []
-    options += [f"--reserve {device.map_value}={_size(size)}" for device, size in budgets.reserved]
     return " ".join(options)
 
 

@@ -17,6 +17,9 @@ from devmap_cli.simulation.replay import Replay, Seat, replay
 
 _MARGIN_BYTES = 4 << 20
 """What an allocator of PyTorch may reserve more or less for the same requests in another order: two small segments."""
+_UNTOLD_BYTES, _UNTOLD_FROM = 2 << 20, 1 << 30
+"""What a run may reserve beyond the trace, one small segment, where it takes so much that the order of requests varies.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +78,18 @@ class Replaying:
             for device in devices
         }
         rooms = [budgets.get(device) - beside[device] for device in devices]
-        margins = [_margin(budgets, device) for device in devices]
+        margins = [margin_bytes(budgets.get(device)) for device in devices]
         capacities = [max(0, room - margin) for room, margin in zip(rooms, margins, strict=True)]
         unlimited = replay(self._profile.trace, seats, [UNLIMITED_BYTES] * len(devices))
         if all(
             seen.most_reserved_bytes <= capacity for seen, capacity in zip(unlimited.devices, capacities, strict=True)
         ):
-            return Verdict({}, _memory(placement, beside, unlimited))
+            return Verdict({}, _memory(placement, budgets, beside, unlimited))
         limited = replay(self._profile.trace, seats, capacities)
         if limited.failure is None:
             whole = replay(self._profile.trace, seats, rooms)
             seen = whole if whole.failure is None else limited
-            return Verdict({}, _memory(placement, beside, seen))
+            return Verdict({}, _memory(placement, budgets, beside, seen))
         missing = {
             device: over
             for device, seen, capacity in zip(devices, unlimited.devices, capacities, strict=True)
@@ -128,12 +131,14 @@ class Rehearsing:
         return verdict if verdict.missing else replace(verdict, missing=self._missing(placement))
 
 
-def _margin(budgets: Budgets, device: Device) -> int:
-    """What of it is kept free, on small devices and with their small blocks less."""
-    return min(_MARGIN_BYTES, budgets.get(device) >> 8)
+def margin_bytes(budget_bytes: int) -> int:
+    """What of a budget plans keep free, on small devices and with their small blocks less."""
+    return min(_MARGIN_BYTES, budget_bytes >> 8)
 
 
-def _memory(placement: Placement, beside: Mapping[Device, int], played: Replay) -> dict[Device, MemoryBreakdown]:
+def _memory(
+    placement: Placement, budgets: Budgets, beside: Mapping[Device, int], played: Replay
+) -> dict[Device, MemoryBreakdown]:
     """What devices take: what was played, and what each has `beside` that (bytes)."""
     weights: dict[Device, int] = {}
     for block, place in zip(placement.blocks, placement.devices, strict=True):
@@ -142,11 +147,13 @@ def _memory(placement: Placement, beside: Mapping[Device, int], played: Replay) 
     for (device, beside_bytes), seen in zip(beside.items(), played.devices, strict=True):
         peak = seen.peak
         held = weights.get(device, 0)
+        left = budgets.get(device) - beside_bytes - peak.reserved_bytes
+        untold = max(0, min(_UNTOLD_BYTES, left)) if peak.reserved_bytes >= _UNTOLD_FROM else 0
         rounding = peak.weights_bytes - held
         memory[device] = MemoryBreakdown(
             weights_bytes=held,
             kv_cache_bytes=peak.kv_cache_bytes,
             activation_bytes=peak.activation_bytes,
-            overhead_bytes=peak.overhead_bytes + rounding + beside_bytes,
+            overhead_bytes=peak.overhead_bytes + rounding + beside_bytes + untold,
         )
     return memory

@@ -147,17 +147,20 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """The answer "no": which device binds, by how many bytes, and why.
+    """The answer "no": how much more memory would make it fit, and why.
 
-    `device` is the one that binds, or None where all together are too small; `needed_bytes` and
-    `budget_bytes` are its, or the sums. `missing_bytes`, added to the budget of `grow_device` alone, make it
-    fit.
+    `device` is the one that needs least more, with the others as they are; None where no device of its kind has a
+    budget at all. `needed_bytes` is what it would have to have, `budget_bytes` what it has, and `missing_bytes` the
+    difference.
     """
 
     strategy: str
     reason: str
     needed_bytes: int
     budget_bytes: int
-    missing_bytes: int
     device: Device | None = None
-    grow_device: Device | None = None
+
+    @property
+    def missing_bytes(self) -> int:
+        """What, added to the budget of the device alone, makes it fit."""
+        return self.needed_bytes - self.budget_bytes

@@ -22,6 +22,8 @@ from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import Pin, apply_pins
 from devmap_cli.planning.profile import Profile
+from devmap_cli.planning.searching import smallest
+from devmap_cli.planning.shortage import reason_of
 from devmap_cli.planning.strategies import plan, plan_offloading
 from devmap_cli.planning.transfers import transfers
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 _FINENESS = 4096
 """What is kept free grows by at least this part of a budget."""
 _MAX_STREAM_LIMITS = 3
-_MAX_GROWTHS, _GROWTH_FINENESS = 10, 256
+_MAX_GROWTHS, _GROWTH_FINENESS, _LEAST_GROWTH_BYTES = 14, 256, 1 << 20
 """How often a budget is tried that is larger, and by which part of it at least, twice as much each time."""
 
 
@@ -97,10 +99,11 @@ def make_plan(
     means = _Means(Arithmetic(), 0, request.more_workspace_bytes, pace, is_probe)
     if profile is not None:
         blocks = profile.blocks(blocks)
-        judge: Judge = Replaying(profile, request.more_workspace_bytes)
-        if missing is not None:
-            judge = Rehearsing(judge, lambda placement: missing(_device_map(spec, placement)))
+        judge = Replaying(profile, request.more_workspace_bytes)
         means = replace(means, judge=judge, shared_bytes=profile.shared_bytes)
+        if missing is not None:
+            rehearsing = Rehearsing(judge, lambda placement: missing(_device_map(spec, placement)))
+            means = replace(means, judge=rehearsing, unrehearsed=judge)
     answer = _Planner(request, apply_pins(blocks, request.pins, spec), means).plan()
     if isinstance(answer, Infeasible) and only_accelerators is not None:
         return replace(answer, reason=f"{answer.reason}; {only_accelerators}")
@@ -117,6 +120,7 @@ class _Means:
         more_bytes: what some devices take beyond that.
         pace: tells how fast a placement is.
         is_probe: that only whether anything fits is asked.
+        unrehearsed: says it for other budgets too, where `judge` rehearses and so knows those of the request alone.
     """
 
     judge: Judge
@@ -124,6 +128,7 @@ class _Means:
     more_bytes: Mapping[Device, int] = field(default_factory=dict)
     pace: Pace | None = None
     is_probe: bool = False
+    unrehearsed: Judge | None = None
 
     def overhead(self, budgets: Budgets) -> dict[Device, int]:
         """What each accelerator takes beside its blocks, in bytes."""
@@ -151,9 +156,9 @@ class _Planner:
         answer = self._plan_judged(request.strategy)
         if isinstance(answer, Infeasible):
             return answer if self._means.is_probe else self._with_enough(answer)
-        if isinstance(answer, Placement) and set(answer.devices) == {DISK}:
-            return _disk_alone(answer)
-        idle = isinstance(answer, Placement) and not any(device.is_accelerator for device in answer.devices)
+        if set(answer.devices) == {DISK}:
+            return _disk_alone(answer) if self._means.is_probe else self._with_enough(_disk_alone(answer))
+        idle = not any(device.is_accelerator for device in answer.devices)
         if idle and request.budgets.accelerators and request.strategy != "auto":
             other = self._plan_judged("auto")
             if isinstance(other, Placement) and any(device.is_accelerator for device in other.devices):
@@ -161,25 +166,32 @@ class _Planner:
         return answer
 
     def _with_enough(self, answer: Infeasible) -> Infeasible:
-        """The answer with as many bytes missing as are enough for the judge, where some amount is found that is."""
-        device, missing = answer.grow_device, answer.missing_bytes
+        """The answer with as many bytes missing as are just enough for the judge, if so many are found."""
+        device, missing = answer.device, answer.missing_bytes
         if device is None:
             return answer
-        means = replace(self._means, is_probe=True)
-        least = self._request.budgets.get(device) // _GROWTH_FINENESS
+        budget = self._request.budgets.get(device)
+        least, too_few = max(_LEAST_GROWTH_BYTES, budget // _GROWTH_FINENESS), 0
         for number in range(_MAX_GROWTHS):
-            request = replace(self._request, budgets=self._request.budgets.more(device, missing))
-            tried = _Planner(request, self._blocks, means).plan()
+            tried = self._with_more(device, missing)
             if isinstance(tried, Placement):
-                needed = self._request.budgets.get(device) + missing
-                return replace(
-                    answer,
-                    missing_bytes=missing,
-                    needed_bytes=answer.needed_bytes if answer.device is None else needed,
-                    budget_bytes=answer.budget_bytes if answer.device is None else self._request.budgets.get(device),
-                )
-            missing += max(tried.missing_bytes, least << number)
-        return answer
+                break
+            too_few, missing = missing, missing + max(tried.missing_bytes, least << number)
+        else:
+            return answer
+        if too_few:
+            step = max(1, budget // _FINENESS)
+            missing = smallest(
+                lambda size: isinstance(self._with_more(device, size), Placement), too_few, missing, step
+            )
+        return replace(answer, needed_bytes=budget + missing, budget_bytes=budget)
+
+    def _with_more(self, device: Device, num_bytes: int) -> Placement | Infeasible:
+        """Whether it fits with so much more on one device, which may have had no budget."""
+        budgets = self._request.budgets
+        grown = Budgets.of({**dict(budgets), device: budgets.get(device) + num_bytes}, dict(budgets.reserved))
+        means = replace(self._means, judge=self._means.unrehearsed or self._means.judge, is_probe=True)
+        return _Planner(replace(self._request, budgets=grown), self._blocks, means).plan()
 
     def _plan_judged(self, strategy: str) -> Placement | Infeasible:
         """A plan that was judged to fit; where `auto` offloads, the fastest of several.
@@ -237,7 +249,9 @@ class _Planner:
             if answer is None:
                 return None
             if isinstance(answer, Infeasible):
-                return _with_kept(answer, kept)
+                return self._for_whole_budgets(answer, kept)
+            if set(answer.devices) == {DISK}:
+                return replace(answer, budgets=budgets)  # nothing computes: there is no room left to keep
             verdict = self._means.judge.verdict(answer, budgets)
             if not verdict.missing:
                 return replace(answer, budgets=budgets, measured=verdict.memory)
@@ -246,6 +260,20 @@ class _Planner:
                 step = 1 + budgets.get(device) // _FINENESS << number
                 kept[device] = max(unseen, kept.get(device, 0) + step)
         raise AssertionError("counting does not end")
+
+    def _for_whole_budgets(self, answer: Infeasible, kept: Mapping[Device, int]) -> Infeasible:
+        """The answer for budgets of which nothing is kept free: what was kept is needed too."""
+        if answer.device is None or not kept:
+            return answer
+        budgets = self._request.budgets
+        is_by_sums = answer.reason == reason_of(self._blocks, budgets.less(kept))
+        more = budgets.get(answer.device) - answer.budget_bytes
+        return replace(
+            answer,
+            reason=reason_of(self._blocks, budgets) if is_by_sums else answer.reason,
+            needed_bytes=answer.needed_bytes + more,
+            budget_bytes=answer.budget_bytes + more,
+        )
 
 
 def _offloaded(placement: Placement) -> int:
@@ -257,25 +285,21 @@ def _offloaded(placement: Placement) -> int:
 def _without_accelerator(spec: ModelSpec, request: PlanRequest) -> Infeasible:
     """The answer for weights that need an accelerator where none has a budget."""
     needed = sum(block.weights_bytes for block in blocks_of(spec, 0, 1))
-    total = sum(size for _, size in request.budgets)
-    return Infeasible(request.strategy, str(off_gpu(spec.quantization)), needed, total, needed)
-
-
-def _with_kept(answer: Infeasible, kept: Mapping[Device, int]) -> Infeasible:
-    """The answer for whole budgets: what was kept free is needed too."""
-    more = sum(kept.values()) if answer.device is None else kept.get(answer.device, 0)
-    return replace(answer, needed_bytes=answer.needed_bytes + more, budget_bytes=answer.budget_bytes + more)
+    return Infeasible(request.strategy, str(off_gpu(spec.quantization)), needed, 0)
 
 
 def _disk_alone(placement: Placement) -> Infeasible:
-    """The answer where no device could compute: disk holds weights and nothing else."""
-    main = placement.main_device
+    """The answer where no device could compute: disk holds weights and nothing else.
+
+    What computes has to hold a block of its own beside what all others take of it while they run.
+    """
     budgets = placement.budgets
-    largest = max(budgets.accelerators, key=budgets.get, default=main)
-    needed = placement.memory(main).peak_bytes
-    missing = needed - budgets.get(largest)
-    reason = "no device that computes has room for the KV cache and the weights passing through"
-    return Infeasible(placement.strategy, reason, needed, budgets.get(largest), max(1, missing), largest, largest)
+    device = max(budgets.accelerators, key=budgets.get, default=placement.main_device)
+    smallest_block = min((block.weights_bytes for block in placement.blocks if block.weights_bytes), default=1)
+    needed = placement.memory(placement.main_device).peak_bytes + smallest_block
+    budget = budgets.get(device)
+    reason = "no device that computes has room for the KV cache, the weights passing through and a block of its own"
+    return Infeasible(placement.strategy, reason, max(needed, budget + 1), budget, device)
 
 
 def map_file(spec: ModelSpec, request: PlanRequest, placement: Placement) -> MapFile:
@@ -292,6 +316,7 @@ def map_file(spec: ModelSpec, request: PlanRequest, placement: Placement) -> Map
             for (source, target), num_bytes in sorted(transfers(spec, device_map).items())
         ),
         versions=package_versions(),
+        weights_only=request.weights_only,
     )
 
 

@@ -1,10 +1,11 @@
-"""The inverse questions: the largest that fits, and the fewest that suffice."""
+"""The inverse questions: the largest that fits, the smallest that suffices, and the fewest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from devmap_cli.devices.device import Device
 from devmap_cli.planning.nouns import Infeasible, Placement
 
 _STEPS = 256
@@ -22,35 +23,99 @@ class Largest:
 
 
 def largest(attempt: Callable[[int], Placement | Infeasible], first: int, limit: int) -> Largest | Infeasible:
-    """The largest value up to `limit` that fits, going up from 1 by way of `first`; exact below 512.
+    """The largest value from 1 to `limit` that fits, found by way of `first` and of what is free or missing.
+
+    It is exact below 512, and to one part in 256 above: `value` and `next_value` were both attempted.
 
     Args:
-        attempt: plans for a value; what doesn't fit must not fit with a larger one either.
+        attempt: plans for a value, each once; what doesn't fit must not fit with a larger one either.
     """
-    low, found = 1, attempt(1)
-    if isinstance(found, Infeasible):
-        return found
-    placement, high = found, min(max(2, first), limit)
-    refusal: Infeasible | None = None
-    while low < limit:
-        answer = attempt(high)
+    fits: dict[int, Placement] = {}
+    refused: dict[int, Infeasible] = {}
+    value, streak = min(max(1, first), limit), 0
+    while True:
+        answer = attempt(value)
         if isinstance(answer, Infeasible):
-            refusal = answer
-            break
-        low, placement, high = high, answer, min(2 * high, limit)
-    while refusal is not None and high - low > _fineness(high):
-        middle = (low + high) // 2 // _fineness(high) * _fineness(high)
-        middle = middle if low < middle < high else (low + high) // 2
-        answer = attempt(middle)
-        if isinstance(answer, Infeasible):
-            high, refusal = middle, answer
+            refused[value], streak = answer, min(streak, 0) - 1
         else:
-            low, placement = middle, answer
-    return Largest(low, placement, None if refusal is None else high, refusal)
+            fits[value], streak = answer, max(streak, 0) + 1
+        low, high = max(fits, default=0), min(refused, default=limit + 1)
+        if not fits and high == 1:
+            return refused[1]
+        if fits and high - low <= (_fineness(high) if refused else 1):
+            break
+        value = _next(fits, refused, limit, streak)
+    return Largest(low, fits[low], high if refused else None, refused.get(high))
+
+
+def _next(fits: Mapping[int, Placement], refused: Mapping[int, Infeasible], limit: int, streak: int) -> int:
+    """The value to attempt next, between the largest that fits and the smallest that does not.
+
+    Args:
+        streak: how many of the last attempts in a row fitted, or did not (then below 0): with each of them the next one
+            is further off, for where margins mislead.
+    """
+    if not fits:
+        return 1
+    low, high = max(fits), min(refused, default=limit + 1)
+    slope, far = _bytes_per_value(fits, refused), 1 << max(0, abs(streak) - 1)
+    if not refused:
+        stride = max(1, low // _STEPS, int(_free(fits[low]) / slope))
+        return min(limit, low + (stride if len(fits) == 1 else min(max(stride, far), low)))
+    step = _fineness(high)
+    if high - low <= 2 * step or not refused[high].missing_bytes:
+        return (low + high) // 2
+    guess = int(high - refused[high].missing_bytes / slope) // step * step
+    far = min(far * step, (high - low) // 2)
+    guess = max(guess, low + far) if streak > 0 else min(guess, high - far)
+    return min(max(guess, low + step), high - step)
+
+
+def _bytes_per_value(fits: Mapping[int, Placement], refused: Mapping[int, Infeasible]) -> float:
+    """How much more each value takes, by the two attempts that tell most about where the limit is.
+
+    What is missing counts all that allocators lose to holes. What is free is taken without that: they lose less when
+    memory runs short, so that it would seem to run out too early.
+    """
+    missing = {value: answer.missing_bytes for value, answer in sorted(refused.items()) if answer.missing_bytes}
+    taken = {value: -_free(fits[value]) for value in sorted(fits, reverse=True)}
+    for amounts in (missing, taken):
+        if len(amounts) > 1:
+            first, second = list(amounts)[:2]
+            slope = (amounts[first] - amounts[second]) / (first - second)
+            if slope > 0:
+                return slope
+    low = max(fits)
+    memory = fits[low].memory(_fullest(fits[low]), held_only=True)
+    return max(1, memory.kv_cache_bytes + memory.activation_bytes) / low
+
+
+def _free(placement: Placement) -> int:
+    """What the fullest device that computes has free beside what its blocks add up to, in bytes."""
+    device = _fullest(placement)
+    return placement.budgets.get(device) - placement.memory(device, held_only=True).peak_bytes
+
+
+def _fullest(placement: Placement) -> Device:
+    devices = [device for device in placement.used_devices if device.is_accelerator] or [placement.main_device]
+    return min(
+        devices, key=lambda item: placement.budgets.get(item) - placement.memory(item, held_only=True).peak_bytes
+    )
 
 
 def _fineness(value: int) -> int:
     return 1 << max(0, (value // _STEPS).bit_length() - 1)
+
+
+def smallest(suffices: Callable[[int], bool], low: int, high: int, step: int = 1) -> int:
+    """The smallest value above `low` that suffices, to within `step`, where `high` does and `low` does not."""
+    while high - low > step:
+        middle = (low + high) // 2
+        if suffices(middle):
+            high = middle
+        else:
+            low = middle
+    return high
 
 
 def fewest(attempt: Callable[[int], Placement | Infeasible], limit: int) -> tuple[int, Placement] | Infeasible:
@@ -59,18 +124,16 @@ def fewest(attempt: Callable[[int], Placement | Infeasible], limit: int) -> tupl
     Args:
         attempt: plans with so many; what suffices must suffice with more too.
     """
-    enough, answer = 1, attempt(1)
-    while isinstance(answer, Infeasible):
-        if enough == limit:
-            return answer
+    answers: dict[int, Placement | Infeasible] = {}
+
+    def suffices(number: int) -> bool:
+        answers[number] = attempt(number)
+        return isinstance(answers[number], Placement)
+
+    enough = 1
+    while not suffices(enough) and enough < limit:
         enough = min(2 * enough, limit)
-        answer = attempt(enough)
-    placement, low = answer, enough // 2
-    while low + 1 < enough:
-        middle = (low + enough) // 2
-        tried = attempt(middle)
-        if isinstance(tried, Infeasible):
-            low = middle
-        else:
-            enough, placement = middle, tried
-    return enough, placement
+    if not isinstance(answers[enough], Infeasible):
+        enough = smallest(suffices, enough // 2, enough)
+    answer = answers[enough]
+    return answer if isinstance(answer, Infeasible) else (enough, answer)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from devmap_cli.devices.budgets import Budgets
 from devmap_cli.planning.costs import Room
-from devmap_cli.planning.nouns import Infeasible
+from devmap_cli.planning.nouns import Block, Infeasible
 from devmap_cli.planning.partition import fill
 from devmap_cli.planning.task import Task
 from devmap_cli.units import format_bytes
@@ -18,9 +19,8 @@ def overfull_by_pins(strategy: str, task: Task) -> Infeasible | None:
     """The first device that its own pinned blocks overfill."""
     for room in task.rooms:
         if room.held_bytes > room.budget_bytes:
-            missing = room.held_bytes - room.budget_bytes
-            reason = f"the blocks pinned to {room.device.label} need {format_bytes(missing)} more than it has"
-            return Infeasible(strategy, reason, room.held_bytes, room.budget_bytes, missing, room.device, room.device)
+            reason = f"the blocks pinned to {room.device.label} are too large for it"
+            return Infeasible(strategy, reason, room.held_bytes, room.budget_bytes, room.device)
     return None
 
 
@@ -33,18 +33,24 @@ def shortage(strategy: str, task: Task, is_feasible: Callable[[Task], bool] | No
     room, missing = _best_to_grow(task)
     if is_feasible is not None and len(task.costs) * len(task.rooms) <= _MAX_EXACT_SIZE:
         room, missing = _smallest(task, is_feasible, room, missing)
-    needed = sum(block.resident_bytes for block in task.blocks) + max(
-        (block.largest_transient_bytes for block in task.blocks), default=0
-    )
-    total = sum(budget for _, budget in task.budgets)
-    if needed > total and len(task.rooms) > 1:
-        reason = "all devices together are too small"
-        return Infeasible(strategy, reason, needed, total, missing, None, room.device)
-    reason = "the blocks don't divide so that each device stays within its budget"
-    if len(task.rooms) == 1:
-        reason = "it is too small"
     bound = room.budget_bytes
-    return Infeasible(strategy, reason, bound + missing, bound, missing, room.device, room.device)
+    return Infeasible(strategy, reason_of(task.blocks, task.budgets), bound + missing, bound, room.device)
+
+
+def reason_of(blocks: Sequence[Block], budgets: Budgets) -> str:
+    """Why blocks that don't fit don't, as far as sums tell."""
+    sizes = [size for _, size in budgets]
+    if len(sizes) == 1:
+        return "it is too small"
+    held = sum(block.resident_bytes for block in blocks)
+    if held > sum(sizes):
+        what = "weights and KV cache" if any(block.kv_cache_bytes for block in blocks) else "the weights"
+        return f"{what} take {format_bytes(held)}, and all budgets together are {format_bytes(sum(sizes))}"
+    largest = max(blocks, key=lambda block: block.resident_bytes + block.largest_transient_bytes)
+    alone = largest.resident_bytes + largest.largest_transient_bytes
+    if alone > max(sizes):
+        return f"{largest.fqns[0]} alone takes {format_bytes(alone)}"
+    return "the blocks don't divide so that each device stays within its budget"
 
 
 def _best_to_grow(task: Task) -> tuple[Room, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from devmap_cli.mapfile import read_map
 from devmap_cli.model.load import load_spec
 from devmap_cli.model.names import is_ancestor
 from devmap_cli.units import format_bytes
@@ -244,6 +245,17 @@ def test_weights_only_counts_no_cache(devmap: Run, toy: MakeToy) -> None:
     assert document["devices"][0]["kv_cache_bytes"] == 0
 
 
+def test_a_map_of_weights_alone_says_so_and_is_read(devmap: Run, toy: MakeToy) -> None:
+    budgets = ("--max-memory", "0:60MB")
+    assert "weights_only" not in planned(devmap, toy("qwen2"), *budgets)
+    document = planned(devmap, toy("qwen2"), *budgets, "--weights-only")
+    assert document["weights_only"] is True
+    checked(devmap, document)
+    assert read_map("planned.json").to_document() == document
+    Path("planned.json").write_text(json.dumps({**document, "weights_only": "yes"}))
+    assert "'weights_only' is \"yes\", not true or false" in devmap("check", "--map", "planned.json").error
+
+
 def test_reserves_are_kept_free(devmap: Run, toy: MakeToy) -> None:
     options = ("--max-memory", ROOMY, "--reserve", "1=60MB", "--reserve")
     document = planned(devmap, toy("qwen2"), *options, "0=30MB")
@@ -313,7 +325,7 @@ def test_the_missing_bytes_are_enough(devmap: Run, toy: MakeToy) -> None:
     assert done.exit_code == 1
     answer = json.loads(done.stdout)
     assert answer["format"] == "devmap.infeasible/1"
-    assert (answer["budget_bytes"], answer["grow_device"]) == (20_000_000, "sim:0")
+    assert (answer["budget_bytes"], answer["device"]) == (20_000_000, "sim:0")
     enough = answer["budget_bytes"] + answer["missing_bytes"]
     assert devmap("plan", folder, "--max-memory", f"sim:0:{enough}B", *SHORT).exit_code == 0
 
@@ -324,7 +336,7 @@ def test_the_missing_bytes_of_weights_are_the_fewest(devmap: Run, toy: MakeToy) 
     answer = json.loads(done.stdout)
     needed = TOYS["qwen2"].parameter_bytes + TOYS["qwen2"].buffer_bytes
     assert (answer["needed_bytes"], answer["budget_bytes"]) == (needed, 100_000)
-    assert (answer["missing_bytes"], answer["grow_device"]) == (needed - 100_000, 0)
+    assert (answer["missing_bytes"], answer["device"]) == (needed - 100_000, 0)
     assert devmap("plan", folder, "--max-memory", f"0:{needed}B", "--weights-only").exit_code == 0
     assert devmap("plan", folder, "--max-memory", f"0:{needed - 1}B", "--weights-only").exit_code == 1
 
@@ -365,7 +377,10 @@ def test_the_prompt_ends_where_the_positions_of_the_model_do(devmap: Run, toy: M
 def test_a_model_that_cannot_be_rehearsed_is_planned_by_its_weights(devmap: Run, toy: MakeToy) -> None:
     done = devmap("plan", toy("t5"), "--max-memory", WEIGHT_BUDGETS["t5"], *SHORT)
     assert done.exit_code == 0
-    assert "decoder_start_token_id" in done.stdout
+    note = " ".join(done.stdout.partition("not rehearsed: ")[2].split())
+    assert "Counted: weights, KV cache" in note
+    assert "Not counted: activations" in note
+    assert "decoder_start_token_id" in note
 
 
 def test_decisions_and_a_picture(devmap: Run, toy: MakeToy) -> None:

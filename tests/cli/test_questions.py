@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from devmap_cli.planning.strategies import STRATEGIES
+from devmap_cli.units import format_bytes
 from tests.support.processes import Outcome
 
 MakeToy = Callable[..., Path]
@@ -106,13 +107,35 @@ class TestSolve:
         budgets = ("--max-memory", "0:3.5GB,1:3.5GB")
         done = devmap("plan", model, *budgets, "--solve", "context")
         assert done.exit_code == 0
-        (line,) = (line for line in done.stdout.splitlines() if "at most" in line)
+        (line,) = (line for line in done.stdout.splitlines() if "tokens of prompt" in line)
         tokens = json.loads(Path("map.json").read_text())["workload"]["prompt_tokens"]
-        assert line.startswith(f"{tokens:,} tokens of prompt at most: GPU ")
-        more = int(line.split(" binds, ")[1].split(" need ")[0].replace(",", ""))
+        assert line.startswith(f"{tokens:,} tokens of prompt fit, ")
+        more = int(line.split(" fit, ")[1].split(" do not: GPU ")[0].replace(",", ""))
         assert tokens < more <= 1.02 * tokens
         assert devmap("plan", model, *budgets, "--prompt-tokens", str(more), "-o", "no.json").exit_code == 1
         assert devmap("check", "--map", "map.json").exit_code == 0
+
+    def test_a_handful_of_rehearsals_and_none_that_was_there(
+        self, devmap: Run, toy: MakeToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("DEVMAP_CACHE", str(tmp_path / "cache"))
+        model = toy("qwen2", max_position_embeddings=1_000_000)
+        options = ("plan", model, "--max-memory", "0:200MB", "-o", "no.json")
+        assert devmap(*options).exit_code == 0
+        profiles = tmp_path / "cache" / "profiles"
+        (before,) = profiles.iterdir()
+        assert " tokens of prompt fit, " in devmap(*options, "--solve", "context").stdout
+        assert before in profiles.iterdir()
+        assert len(list(profiles.iterdir())) <= 8
+
+    def test_a_quantized_cache_takes_lengths_that_divide(self, devmap: Run, toy: MakeToy) -> None:
+        # 2 heads of 16 numbers: an odd number of tokens is no whole number of groups of 64
+        options = ("--max-memory", "0:40MB", "--kv-dtype", "int4", "--solve", "context")
+        done = devmap("plan", toy("qwen2", max_position_embeddings=1000), *options)
+        assert (done.exit_code, done.stderr) == (0, "wrote map.json\n")
+        tokens = json.loads(Path("map.json").read_text())["workload"]["prompt_tokens"]
+        assert tokens % 64 == 0
+        assert f"{tokens:,} tokens of prompt " in done.stdout
 
     @pytest.mark.slow
     def test_where_the_model_ends(self, devmap: Run, model: Path) -> None:
@@ -133,6 +156,54 @@ class TestSolve:
 
 
 class TestWaysOut:
+    def test_no_more_ram_than_needed(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--max-memory", "0:4GB", "--prompt-tokens", "1000", "--json")
+        (way,) = (way for way in json.loads(done.stdout)["ways_out"] if "cpu:" in way)
+        assert rerun(devmap, way).exit_code == 0
+        size = float(way.partition("cpu:")[2].partition("GB")[0])
+        less = way.replace(f"cpu:{size:g}GB", f"cpu:{size - 0.1:.1f}GB")
+        assert less != way
+        assert rerun(devmap, less).exit_code == 1
+
+    def test_what_was_given_is_repeated_as_it_was(self, devmap: Run, model: Path) -> None:
+        given = "--reserve 0=25% --no-offload --pin lm_head=0 --strategy sequential"
+        done = devmap("plan", model, "--gpus", "RTX 3060 12GB", "--batch-size", "16", *given.split(), "--json")
+        ways = json.loads(done.stdout)["ways_out"]
+        assert ways
+        for way in ways:
+            assert set(given.split()) <= set(way.split())
+            assert "cpu" not in way
+            assert rerun(devmap, way).exit_code == 0, way
+
+    def test_disk_needs_something_that_computes(self, devmap: Run, model: Path) -> None:
+        done = devmap("plan", model, "--max-memory", "cpu:100MB,disk:20GB")
+        assert done.exit_code == 1
+        assert ", cpu needs " in done.error
+        assert rerun(devmap, done.hint).exit_code == 0
+
+    @pytest.mark.parametrize("budgets", ["0:2GB,1:2GB", "0:2GB,cpu:1GB", "cpu:300MB,disk:20GB"])
+    def test_figures_add_up_and_are_enough(self, devmap: Run, model: Path, budgets: str) -> None:
+        done = devmap("plan", model, "--max-memory", budgets, "--json")
+        answer = json.loads(done.stdout)
+        assert answer["needed_bytes"] - answer["budget_bytes"] == answer["missing_bytes"] > 0
+        label = f"GPU {answer['device']}" if isinstance(answer["device"], int) else answer["device"]
+        assert f"{label} needs {format_bytes(answer['needed_bytes'])}" in done.error
+        sizes = dict(item.split(":") for item in budgets.split(","))
+        grown = {**sizes, str(answer["device"]): f"{answer['needed_bytes']}B"}
+        enough = ",".join(f"{device}:{size}" for device, size in grown.items())
+        assert devmap("plan", model, "--max-memory", enough).exit_code == 0
+
+    def test_no_number_of_cards(self, devmap: Run, model: Path) -> None:
+        options = ("--attention", "eager", "--prompt-tokens", "18000", "--batch-size", "4")
+        done = devmap("plan", model, "--gpus", "P4", "--how-many", *options)
+        assert done.exit_code == 1
+        assert "does not fit on any number of these cards: " in done.error
+        assert "model.layers.0 alone takes" in done.error
+        for way in done.hint.split("; or "):
+            assert "--gpus P4" in way
+            assert "--how-many" in way
+            assert rerun(devmap, way).exit_code == 0, way
+
     def test_each_command_of_the_hint_fits(self, devmap: Run, model: Path) -> None:
         done = devmap("plan", model, "--max-memory", "0:4GB", "--prompt-tokens", "1000", "--strategy", "balanced")
         assert done.exit_code == 1

@@ -60,11 +60,23 @@ def test_what_layers_on_disk_need_is_charged_to_the_cpu_where_nothing_else_compu
 
 
 def test_disk_alone_computes_nothing() -> None:
-    # 179 bytes have no room for the cache, 80, and one layer passing through, 100
+    # the cache of all, 80, one layer passing through, 100, and one that stays, 100: of 280 bytes 179 are there
     answer = make_plan(model(), PlanRequest("sequential", Budgets.of({GPU: 179, DISK: 1000}), WORKLOAD))
     assert isinstance(answer, Infeasible)
-    assert (answer.device, answer.needed_bytes, answer.missing_bytes) == (GPU, 180, 1)
-    assert isinstance(make_plan(model(), PlanRequest("sequential", Budgets.of({DISK: 1000}), WORKLOAD)), Infeasible)
+    assert (answer.device, answer.needed_bytes, answer.missing_bytes) == (GPU, 280, 101)
+    planned({GPU: 280, DISK: 1000})
+    alone = make_plan(model(), PlanRequest("sequential", Budgets.of({DISK: 1000}), WORKLOAD))
+    assert isinstance(alone, Infeasible)
+    assert (alone.device, alone.needed_bytes, alone.budget_bytes) == (CPU, 280, 0)
+    planned({CPU: 280, DISK: 1000})
+
+
+def test_the_map_says_that_budgets_cap_weights_alone() -> None:
+    for weights_only in (True, False):
+        request = PlanRequest("balanced", Budgets.of({GPU: 480}), WORKLOAD, weights_only=weights_only)
+        answer = make_plan(model(), request)
+        assert isinstance(answer, Placement)
+        assert map_file(model(), request, answer).to_document().get("weights_only", False) is weights_only
 
 
 def test_a_gpu_that_cannot_hold_the_cache_of_what_is_offloaded_is_left_out() -> None:

@@ -123,12 +123,24 @@ def test_pins_hold_and_the_rest_goes_around_them() -> None:
     assert values(plan("auto", all_pinned, gpus(80, cpu=80))) == ["cpu"] * 6
 
 
-def test_a_short_sum_names_no_device() -> None:
-    # 80 bytes for 40 + 30: ten more on GPU 0 make 50 + 30, on GPU 1 40 + 40
+def test_figures_of_a_refusal_are_of_the_device_that_needs_least_more() -> None:
+    # 80 bytes for 40 + 30: ten more on GPU 0 make 50 + 30
     answer = plan("balanced", MODEL, gpus(40, 30))
     assert isinstance(answer, Infeasible)
-    assert (answer.device, answer.needed_bytes, answer.budget_bytes, answer.missing_bytes) == (None, 80, 70, 10)
-    assert answer.grow_device in GPUS[:2]
+    assert (answer.device, answer.needed_bytes, answer.budget_bytes, answer.missing_bytes) == (GPUS[0], 50, 40, 10)
+    assert answer.reason == "the weights take 80 B, and all budgets together are 70 B"
+
+
+def test_only_what_is_too_small_together_is_said_to_be() -> None:
+    # 90 bytes for 85 of weights, and ten for the head alone
+    model = [Block(("a",), 40), Block(("b",), 45, transient_bytes=10)]
+    answer = plan("auto", model, gpus(45, 45))
+    assert isinstance(answer, Infeasible)
+    assert (answer.device, answer.needed_bytes, answer.budget_bytes) == (GPUS[1], 55, 45)
+    assert answer.reason == "b alone takes 55 B"
+    answer = plan("auto", [Block((name,), 30) for name in "abc"], gpus(50, 50))
+    assert isinstance(answer, Infeasible)
+    assert "don't divide" in answer.reason
 
 
 def test_a_block_too_large_names_the_device_that_binds() -> None:

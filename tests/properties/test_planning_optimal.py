@@ -249,8 +249,8 @@ def test_sequential_fills_each_device_before_the_next(instance: Instance) -> Non
 def test_the_missing_bytes_are_the_fewest_that_make_it_fit(instance: Instance, strategy: str) -> None:
     answer = instance.plan(strategy)
     if isinstance(answer, Infeasible):
-        assert answer.grow_device is not None
-        grown = instance.plan(strategy, {answer.grow_device: answer.missing_bytes})
+        assert answer.device is not None
+        grown = instance.plan(strategy, {answer.device: answer.missing_bytes})
         assert isinstance(grown, Placement)
         for device in instance.budgets:
             less = instance.plan(strategy, {device: answer.missing_bytes - 1})

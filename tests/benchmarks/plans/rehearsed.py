@@ -22,6 +22,7 @@ from devmap_cli.errors import RequestError
 from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
+from devmap_cli.planning.judging import margin_bytes
 from devmap_cli.planning.nouns import Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import Pin
@@ -260,18 +261,18 @@ class _Figures:
 
 
 def _compared(figures: _Figures, tally: Tally) -> Iterator[str]:
-    """Where the profile tells less than a rehearsal or much more."""
+    """Where a plan tells less than a rehearsal or much more, or its profile something else."""
     index = figures.device.index or 0
     told, device, last = (side.devices[index] for side in (figures.played, figures.unlimited, figures.seen))
     in_tensors = max(device.allocated_bytes.values())
     pairs = {
-        "held by tensors": (max(told.allocated_bytes.values()), in_tensors),
-        "reserved": (told.most_reserved_bytes, device.most_reserved_bytes),
-        "reserved, in the table": (figures.in_table, last.peak.reserved_bytes),
+        "held by tensors": (max(told.allocated_bytes.values()), in_tensors, TOLERANCE),
+        "reserved": (told.most_reserved_bytes, device.most_reserved_bytes, TOLERANCE),
+        "reserved, in the table": (figures.in_table, last.peak.reserved_bytes, 0),
     }
-    for what, (mine, real) in pairs.items():
+    for what, (mine, real, below) in pairs.items():
         tally.told[what].append(mine / real - 1)
-        if not real <= mine <= real * (1 + TOLERANCE):
+        if not real * (1 - below) <= mine <= real * (1 + TOLERANCE):
             yield f"told otherwise than is {what}: {mine} instead of {real} on {figures.device.label}"
 
 
@@ -296,7 +297,10 @@ def _missed(job: Job, budgets: Budgets, tally: Tally, random: Random) -> Iterato
             room = min(
                 size - max(device.allocated_bytes.values()) for size, device in zip(left, played.devices, strict=True)
             )
-            if min(left) < SMALL:
+            kept = [size - margin_bytes(size) for size in left]
+            if replay(job.profile.trace, [Seat(device) for device in seats], kept).failure is not None:
+                tally.counts["refused though it fits with the margin that plans keep free"] += 1
+            elif min(left) < SMALL:
                 tally.counts["refused though a few MiB of a very small device would do"] += 1
             else:
                 yield f"refused though it fits: {room} bytes to spare with {_in_short(seats)}"
