@@ -63,9 +63,8 @@ class Replaying:
     def verdict(self, placement: Placement, budgets: Budgets) -> Verdict:
         """What each accelerator lacks for all phases of the run."""
         main = placement.main_device
-        at_first_sight = Arithmetic().verdict(placement, budgets)
-        if at_first_sight.missing or main not in budgets.devices:
-            return at_first_sight
+        if main not in budgets.devices:
+            return Arithmetic().verdict(placement, budgets)
         if not main.is_accelerator:
             return self._on_cpu(placement, budgets)
         devices = [device for device in budgets.devices if device in placement.devices and device.is_accelerator]

@@ -18,6 +18,7 @@ from devmap_cli.model.quantization.scheme import needs_accelerator, off_gpu
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
 from devmap_cli.planning.judging import Arithmetic, Judge, Rehearsing, Replaying
+from devmap_cli.planning.nearby import nearby
 from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import Pin, apply_pins
@@ -25,6 +26,7 @@ from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.searching import smallest
 from devmap_cli.planning.shortage import reason_of
 from devmap_cli.planning.strategies import plan, plan_offloading
+from devmap_cli.planning.task import Task
 from devmap_cli.planning.transfers import transfers
 
 if TYPE_CHECKING:
@@ -154,6 +156,8 @@ class _Planner:
         """Plan, and where this leaves all accelerators empty, offload as `auto` does: it skips blocks at the front."""
         request = self._request
         answer = self._plan_judged(request.strategy)
+        if request.budgets.accelerators and not self._means.is_probe and _is_short(answer):
+            answer = self._nearby() or answer
         if isinstance(answer, Infeasible):
             return answer if self._means.is_probe else self._with_enough(answer)
         if set(answer.devices) == {DISK}:
@@ -164,6 +168,17 @@ class _Planner:
             if isinstance(other, Placement) and any(device.is_accelerator for device in other.devices):
                 return replace(other, strategy=request.strategy)
         return answer
+
+    def _nearby(self) -> Placement | None:
+        """A placement on the accelerators alone that is over their budgets at first sight, and judged to fit."""
+        request = self._request
+        task = Task.of(self._blocks, request.budgets.without_tiers(), self._overhead, request.gpu_weights)
+        for runs in nearby(task):
+            placement = replace(task.placement(request.strategy, runs), budgets=request.budgets)
+            verdict = self._means.judge.verdict(placement, request.budgets)
+            if not verdict.missing:
+                return replace(placement, measured=verdict.memory)
+        return None
 
     def _with_enough(self, answer: Infeasible) -> Infeasible:
         """The answer with as many bytes missing as are just enough for the judge, if so many are found."""
@@ -274,6 +289,10 @@ class _Planner:
             needed_bytes=answer.needed_bytes + more,
             budget_bytes=answer.budget_bytes + more,
         )
+
+
+def _is_short(answer: Placement | Infeasible) -> bool:
+    return isinstance(answer, Infeasible) or _offloaded(answer) > 0
 
 
 def _offloaded(placement: Placement) -> int:

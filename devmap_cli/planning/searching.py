@@ -58,49 +58,72 @@ def _next(fits: Mapping[int, Placement], refused: Mapping[int, Infeasible], limi
     if not fits:
         return 1
     low, high = max(fits), min(refused, default=limit + 1)
-    slope, far = _bytes_per_value(fits, refused), 1 << max(0, abs(streak) - 1)
     if not refused:
-        stride = max(1, low // _STEPS, int(_free(fits[low]) / slope))
-        return min(limit, low + (stride if len(fits) == 1 else min(max(stride, far), low)))
+        return min(limit, low + _stride(fits))
     step = _fineness(high)
     if high - low <= 2 * step or not refused[high].missing_bytes:
         return (low + high) // 2
-    guess = int(high - refused[high].missing_bytes / slope) // step * step
-    far = min(far * step, (high - low) // 2)
+    margins = {value: _free(answer) for value, answer in fits.items()}
+    margins |= {value: -answer.missing_bytes for value, answer in refused.items() if answer.missing_bytes}
+    guess = _root(margins, low, high) // step * step
+    far = min(step << max(0, abs(streak) - 1), (high - low) // 2)
     guess = max(guess, low + far) if streak > 0 else min(guess, high - far)
     return min(max(guess, low + step), high - step)
 
 
-def _bytes_per_value(fits: Mapping[int, Placement], refused: Mapping[int, Infeasible]) -> float:
-    """How much more each value takes, by the two attempts that tell most about where the limit is.
-
-    What is missing counts all that allocators lose to holes. What is free is taken without that: they lose less when
-    memory runs short, so that it would seem to run out too early.
-    """
-    missing = {value: answer.missing_bytes for value, answer in sorted(refused.items()) if answer.missing_bytes}
-    taken = {value: -_free(fits[value]) for value in sorted(fits, reverse=True)}
-    for amounts in (missing, taken):
-        if len(amounts) > 1:
-            first, second = list(amounts)[:2]
-            slope = (amounts[first] - amounts[second]) / (first - second)
-            if slope > 0:
-                return slope
+def _stride(fits: Mapping[int, Placement]) -> int:
+    """How far up to go where all fits so far: by what a value takes more than a smaller one, further with each try."""
     low = max(fits)
-    memory = fits[low].memory(_fullest(fits[low]), held_only=True)
-    return max(1, memory.kv_cache_bytes + memory.activation_bytes) / low
+    free = _free_from_afar(fits[low])
+    below = max((value for value in fits if value < low), default=0)
+    taken = _free_from_afar(fits[below]) - free if below else _growing(fits[low])
+    stride = free * (low - below) // taken if taken > 0 else low
+    return max(1, stride, low // _STEPS) << max(0, len(fits) - 2)
 
 
 def _free(placement: Placement) -> int:
-    """What the fullest device that computes has free beside what its blocks add up to, in bytes."""
+    """What allocators leave free on the fullest device that computes, in bytes."""
     device = _fullest(placement)
-    return placement.budgets.get(device) - placement.memory(device, held_only=True).peak_bytes
+    return placement.budgets.get(device) - placement.memory(device).peak_bytes
+
+
+def _free_from_afar(placement: Placement) -> int:
+    """The same with half of what they lose to holes: they lose less when memory runs short."""
+    device = _fullest(placement)
+    added_up = placement.budgets.get(device) - placement.memory(device, held_only=True).peak_bytes
+    return (_free(placement) + added_up) // 2
+
+
+def _growing(placement: Placement) -> int:
+    """What the fullest device takes for the workload, in bytes."""
+    memory = placement.memory(_fullest(placement), held_only=True)
+    return memory.kv_cache_bytes + memory.activation_bytes
 
 
 def _fullest(placement: Placement) -> Device:
     devices = [device for device in placement.used_devices if device.is_accelerator] or [placement.main_device]
-    return min(
-        devices, key=lambda item: placement.budgets.get(item) - placement.memory(item, held_only=True).peak_bytes
+    return max(
+        devices, key=lambda item: placement.memory(item, held_only=True).peak_bytes - placement.budgets.get(item)
     )
+
+
+def _root(margins: Mapping[int, int], low: int, high: int) -> int:
+    """Where the curve through `low`, `high` and a value that is next to them, but not close, changes its sign."""
+    apart = {value: min(abs(value - low), abs(value - high)) for value in margins}
+    others = sorted((value for value in margins if 4 * apart[value] >= high - low), key=lambda value: apart[value])
+    points = {value: margins[value] for value in (low, high, *others[:1])}
+    return smallest(lambda value: _curve(points, value) < 0, low, high) - 1
+
+
+def _curve(points: Mapping[int, int], value: int) -> float:
+    """The polynomial through `points` at `value`, as Lagrange writes it."""
+    total = 0.0
+    for at, margin in points.items():
+        term = float(margin)
+        for other in points.keys() - {at}:
+            term *= (value - other) / (at - other)
+        total += term
+    return total
 
 
 def _fineness(value: int) -> int:

@@ -115,12 +115,12 @@ class TestSolve:
         assert devmap("plan", model, *budgets, "--prompt-tokens", str(more), "-o", "no.json").exit_code == 1
         assert devmap("check", "--map", "map.json").exit_code == 0
 
+    @pytest.mark.slow
     def test_a_handful_of_rehearsals_and_none_that_was_there(
-        self, devmap: Run, toy: MakeToy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, devmap: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DEVMAP_CACHE", str(tmp_path / "cache"))
-        model = toy("qwen2", max_position_embeddings=1_000_000)
-        options = ("plan", model, "--max-memory", "0:200MB", "-o", "no.json")
+        options = ("plan", model, "--max-memory", "0:8GB", "-o", "no.json")
         assert devmap(*options).exit_code == 0
         profiles = tmp_path / "cache" / "profiles"
         (before,) = profiles.iterdir()
