@@ -57,9 +57,10 @@ class TestBloom176B:
         refusal = planner.refusal(
             BLOOM, ",".join(f"{index}:3GB" for index in range(8)), quantize="int8", dtype="bfloat16"
         )
-        assert refusal.budget_bytes == 8 * 3 * 10**9
-        assert refusal.needed_bytes == pytest.approx(168 * GIB, rel=0.01)
-        assert refusal.needed_bytes - refusal.budget_bytes == pytest.approx(146 * GIB, rel=0.01)
+        together = "weights and KV cache take 168.1 GiB, and all budgets together are 22.4 GiB"
+        assert refusal.reason.startswith(together)
+        # one of the cards would have to hold what the seven others do not
+        assert refusal.missing_bytes > (168 - 22.4) * GIB
 
 
 @pytest.mark.slow
