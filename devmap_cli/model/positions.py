@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_LIMITS = ("max_position_embeddings", "max_target_positions")
+_LIMITS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 
 
 def position_limit(config: Any) -> int | None:

@@ -124,13 +124,16 @@ def _peaks(config: Path, quant: str, rows: list[dict[str, str]]) -> list[dict[st
 
 
 def _timed(config: Path) -> dict[str, float]:
+    """For a prompt of 2,048 tokens, or as many as there are positions for."""
     from devmap_cli.simulation.memory import UNLIMITED_BYTES
+    from devmap_cli.simulation.positions import usual_prompt_tokens
     from devmap_cli.simulation.rehearsal import rehearse
     from devmap_cli.simulation.workload import Workload
 
-    _empty(config)  # imports the model's code
+    prompt_tokens = usual_prompt_tokens(_empty(config), 2048, 256)  # imports the model's code too
     start = time.perf_counter()
-    seen = rehearse(_empty(config), ONE_GPU, Workload(prompt_tokens=2048, max_new_tokens=256), [UNLIMITED_BYTES])
+    workload = Workload(prompt_tokens=prompt_tokens, max_new_tokens=256)
+    seen = rehearse(_empty(config), ONE_GPU, workload, [UNLIMITED_BYTES])
     seconds = time.perf_counter() - start
     seen.raise_failure()
     return {"seconds": seconds, "ram_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
