@@ -58,10 +58,10 @@ def _stop(number: int, _: FrameType | None) -> NoReturn:
 def _insist(unraisable: UnraisableHookArgs) -> None:
     """Send a signal again that came while an object was deleted, which Python takes for an error to be ignored."""
     error = unraisable.exc_value
-    number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else getattr(error, "signal", None)
-    if not isinstance(error, (KeyboardInterrupt, Stopped)) or number is None:
+    if not isinstance(error, (KeyboardInterrupt, Stopped)):
         sys.__unraisablehook__(unraisable)
         return
+    number = error.signal if isinstance(error, Stopped) else signal.SIGINT
     again = threading.Timer(_AGAIN_SECONDS, _thread.interrupt_main, [number])
     again.daemon = True
     again.start()

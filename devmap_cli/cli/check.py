@@ -21,17 +21,15 @@ from devmap_cli.cli.workload import (
     parse_image,
     parse_video,
 )
-from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.capability import ALL_KERNELS, NO_KERNELS, kernels_of
 from devmap_cli.errors import EXIT_NO, RequestError
 from devmap_cli.model.kv_dtypes import AUTO
-from devmap_cli.model.quantization.scheme import quantization_in_map
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from devmap_cli.checking.check import CheckReport, Repair
     from devmap_cli.checking.rehearsed import Rehearser
+    from devmap_cli.devices.budgets import Budgets
     from devmap_cli.devices.capability import Capability
     from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
@@ -103,6 +101,7 @@ def check(
     """Rehearse a map, devmap's or written by hand, and list what is wrong. Needs no weights and no GPU."""
     from devmap_cli.checking.check import check_document, repair_document
     from devmap_cli.checking.rehearsed import Rehearser
+    from devmap_cli.devices.capability import kernels_of
     from devmap_cli.mapfile import read_map
     from devmap_cli.model.load import empty_model
     from devmap_cli.simulation.positions import usual_prompt_tokens
@@ -209,6 +208,8 @@ def _cards(document: MapFile, gpus: str | None) -> dict[Device, Card]:
 
 
 def _budgets(document: MapFile, max_memory: str | None, cards: Mapping[Device, Card]) -> Budgets:
+    from devmap_cli.devices.budgets import Budgets
+
     if max_memory is None and not cards:
         return Budgets.of({item.device: item.budget_bytes for item in document.devices})
     return budgets_from_options(max_memory, [], no_offload=False, cards=cards)
@@ -216,6 +217,9 @@ def _budgets(document: MapFile, max_memory: str | None, cards: Mapping[Device, C
 
 def _planned_kernels(document: MapFile) -> Capability | None:
     """What the map's quantization says of kernels for packed floats; None for a map without."""
+    from devmap_cli.devices.capability import ALL_KERNELS, NO_KERNELS
+    from devmap_cli.model.quantization.scheme import quantization_in_map
+
     quantization = quantization_in_map(document.model.quantization if document.model else None)
     if quantization is None:
         return None

@@ -105,6 +105,12 @@ def checked(done: Outcome) -> dict[str, Any]:
     return document
 
 
+def foretold_by_check(devmap: Run) -> list[int]:
+    """What the process takes of each device with map.json."""
+    devices = checked(devmap("check", "--map", "map.json", "--json"))["devices"]
+    return [item["peak_bytes"] + item["runtime_overhead_bytes"] for item in devices]
+
+
 def test_a_map_says_what_it_was_planned_for_and_check_takes_it(devmap: Run, toy: MakeToy) -> None:
     done = devmap(
         "plan",
@@ -119,8 +125,7 @@ def test_a_map_says_what_it_was_planned_for_and_check_takes_it(devmap: Run, toy:
     assert done.exit_code == 0
     planned = json.loads(Path("map.json").read_text())
     assert [item["card"] for item in planned["devices"]] == ["T4", "A10"]
-    again = checked(devmap("check", "--map", "map.json", "--json"))
-    foretold = [item["peak_bytes"] + item["runtime_overhead_bytes"] for item in again["devices"]]
+    foretold = foretold_by_check(devmap)
     # planned as if both were T4s, and the A10 has kernels that need less
     assert foretold[0] == pytest.approx(peaks(planned)[0], rel=0.005)
     assert foretold[1] <= peaks(planned)[1] * 1.0001
@@ -147,8 +152,7 @@ def test_a_hopper_beside_an_older_card_keeps_its_larger_workspace(devmap: Run, t
     )
     assert done.exit_code == 0, done.stderr
     planned = json.loads(Path("map.json").read_text())
-    again = checked(devmap("check", "--map", "map.json", "--json"))
-    foretold = [item["peak_bytes"] + item["runtime_overhead_bytes"] for item in again["devices"]]
+    foretold = foretold_by_check(devmap)
     assert foretold[1] - foretold[0] > 10 << 20
     assert all(foretold[index] <= peaks(planned)[index] <= 1.03 * foretold[index] for index in (0, 1))
 

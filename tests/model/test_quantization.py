@@ -440,6 +440,31 @@ def test_a_rehearsal_gets_through(toy: MakeToy, name: str) -> None:
         assert all("decode" in device.phases for device in rehearsal.devices)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "settings", "bytes_per_weight"),
+    [
+        ("nf4", None, 2),  # the 16-bit weight that it is made of
+        ("int8", None, 4),  # and a copy of it in float16
+        # the packed weight, a copy of it in float32, and the product of that with the scales
+        (None, {"quant_method": "fp8", "weight_block_size": [128, 128], "dequantize": True}, 9),
+    ],
+)
+def test_what_making_a_weight_takes_beside_it_while_loading(
+    toy: MakeToy, scheme: str | None, settings: dict[str, Any] | None, bytes_per_weight: int
+) -> None:
+    from devmap_cli.simulation.rehearsal import rehearse
+    from devmap_cli.simulation.workload import Workload
+
+    largest = 512 * 2048
+    folder = toy(
+        "qwen2", hidden_size=512, intermediate_size=2048, **({"quantization_config": settings} if settings else {})
+    )
+    model = build(folder, scheme).model
+    with quiet_libraries():
+        (device,) = rehearse(model, {"": 0}, Workload(prompt_tokens=4, max_new_tokens=2), [GIB]).devices
+    assert device.phases["load"].activation_bytes == bytes_per_weight * largest
+
+
 # ---------------------------------------------------------------------- the command line
 
 
