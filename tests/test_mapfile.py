@@ -19,15 +19,14 @@ from devmap_cli.devices.device import Device
 from devmap_cli.errors import RequestError, SurroundingsError
 from devmap_cli.files import atomic_write
 from devmap_cli.mapfile import (
-    MAX_MAP_BYTES,
     MapDevice,
     MapFile,
     MapModel,
     MapTransfer,
     MapWorkload,
-    read_map,
     write_map,
 )
+from devmap_cli.mapreader import MAX_MAP_BYTES, read_map
 
 GPU_0, GPU_1, NPU_0, CPU, DISK = (Device.parse(name) for name in ("0", "1", "npu:0", "cpu", "disk"))
 

@@ -102,7 +102,7 @@ def check(
     from devmap_cli.checking.check import check_document, repair_document
     from devmap_cli.checking.rehearsed import Rehearser
     from devmap_cli.devices.capability import kernels_of
-    from devmap_cli.mapfile import read_map
+    from devmap_cli.mapreader import read_map
     from devmap_cli.model.load import empty_model
     from devmap_cli.simulation.positions import usual_prompt_tokens
 

@@ -63,7 +63,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Load a model with a map, generate, and show what it took beside what was planned."""
-    from devmap_cli.mapfile import check_attention, read_map
+    from devmap_cli.mapfile import check_attention
+    from devmap_cli.mapreader import read_map
 
     if attention is not None:
         check_attention(attention, "--attention")

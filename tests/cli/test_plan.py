@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from devmap_cli.mapfile import read_map
+from devmap_cli.mapreader import read_map
 from devmap_cli.model.load import load_spec
 from devmap_cli.model.names import is_ancestor
 from devmap_cli.units import format_bytes
