@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from devmap_cli.cli.budgeting import budgets_from_options, cards_from_option, refuse_old_cards
 from devmap_cli.cli.options import DtypeOption, Json, QuantizeOption, Revision, TrustRemoteCode
+from devmap_cli.cli.streams import print_json
 from devmap_cli.cli.workload import (
     DEFAULT_PROMPT_TOKENS,
     Images,
@@ -272,7 +272,7 @@ def _write(repaired: Repair | None, target: str | None, *, always: bool) -> str 
 def _print_json(report: CheckReport, repaired: Repair | None, written: str | None, rehearser: Rehearser) -> None:
     from devmap_cli.checking.check import to_document
 
-    typer.echo(json.dumps(to_document(report, repaired, written, rehearser), indent=2))
+    print_json(to_document(report, repaired, written, rehearser))
 
 
 def _show(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from devmap_cli.cli.options import DtypeOption, Json, Model, QuantizeOption, Revision, TrustRemoteCode
+from devmap_cli.cli.streams import print_json
 
 
 def inspect(
@@ -36,7 +36,7 @@ def inspect(
     if as_json:
         from devmap_cli.model.document import inspect_document
 
-        typer.echo(json.dumps(inspect_document(spec), indent=2))
+        print_json(inspect_document(spec))
         return
     from devmap_cli.render.console import out
     from devmap_cli.render.tree import layer_tree

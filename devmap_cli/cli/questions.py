@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from devmap_cli.cli.streams import print_json
 from devmap_cli.errors import RequestError
-from devmap_cli.units import format_bytes
 
 if TYPE_CHECKING:
     from devmap_cli.cli.planning import Planning
@@ -53,7 +52,7 @@ def compare_strategies(planning: Planning, request: PlanRequest, *, as_json: boo
         candidates.append(Candidate(name, answer, speed))
     if as_json:
         document = {"format": "devmap.compare/1", "strategies": [item.to_document() for item in candidates]}
-        typer.echo(json.dumps(document, indent=2))
+        print_json(document)
     else:
         from devmap_cli.render.console import out
         from devmap_cli.render.plan import speed_basis
@@ -193,6 +192,8 @@ def how_many_note(count: int, cards: Mapping[Device, Card]) -> str:
 
 def solve_note(what: Solve, found: Largest, spec: ModelSpec) -> str:
     """The answer to `--solve` in words, with the device that binds."""
+    from devmap_cli.units import format_bytes
+
     unit = {
         Solve.context: "tokens of prompt",
         Solve.batch: "sequences at once",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ import typer
 
 from devmap_cli.cli import fail
 from devmap_cli.cli.budgeting import cards_from_option
+from devmap_cli.cli.streams import print_json
 from devmap_cli.devices.budgets import Budgets
 from devmap_cli.devices.capability import BFLOAT16_CAPABILITY
 from devmap_cli.devices.device import CPU, Device
@@ -89,7 +89,7 @@ def refuse(answer: Infeasible, planning: Planning, request: PlanRequest, given: 
     """Say why nothing fits, on stdout too with `as_json`, and exit with code 1."""
     ways = list(islice(_ways_out(answer, planning, request, given), _MAX_WAYS))
     if as_json:
-        typer.echo(json.dumps({**infeasible_document(answer), "ways_out": ways}, indent=2))
+        print_json({**infeasible_document(answer), "ways_out": ways})
     reason = "; ".join(filter(None, (answer.reason, planning.largest_activation(request))))
     cards = " on any number of these cards" if given.counts_cards else ""
     message = f"{planning.spec.model_id} does not fit{cards}{_what_is_missing(answer, request.budgets)}: {reason}"

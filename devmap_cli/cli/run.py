@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from devmap_cli.cli.options import Json, TrustRemoteCode
+from devmap_cli.cli.streams import print_json
 from devmap_cli.cli.workload import MapsKvDtypeOption
 from devmap_cli.errors import RequestError, SurroundingsError
 
@@ -97,7 +97,7 @@ def run(
         )
         report = run_map(document, spec, request, listener, simulate=simulate)
     if as_json:
-        _write(json.dumps(report.to_document(), indent=2) + "\n")
+        print_json(report.to_document())
         return
     _write("\n")
     err().print(run_report(report))

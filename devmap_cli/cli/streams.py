@@ -7,7 +7,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 _PLAIN = str.maketrans(
     {
@@ -60,3 +60,12 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
         raise error
     text = error.object[error.start : error.end].translate(_PLAIN)
     return text.encode("ascii", "replace").decode("ascii"), error.end
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print one JSON document on stdout."""
+    import json
+
+    import typer
+
+    typer.echo(json.dumps(document, indent=2))
