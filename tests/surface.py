@@ -10,7 +10,7 @@ from typing import Any
 from typer import Context
 from typer.main import get_command
 
-from devmap_cli.cli.app import app
+from devmap_cli.cli.app import make_app
 from devmap_cli.cli.completions import FILES, completions
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +21,7 @@ _WIDTH = 100
 
 def help_text(command: str) -> str:
     """What `devmap COMMAND --help` prints in 100 columns; the root's for ""."""
-    root: Any = get_command(app)
+    root: Any = get_command(make_app())
     size: dict[str, Any] = {"terminal_width": _WIDTH, "max_content_width": _WIDTH}
     context = Context(root, info_name="devmap", **root.context_settings, **size)
     if not command:

@@ -12,12 +12,12 @@ import pytest
 from typer import Context
 from typer.main import get_command
 
-from devmap_cli.cli.app import app
+from devmap_cli.cli.app import make_app
 from devmap_cli.cli.options import Strategy
 from devmap_cli.planning.strategies import STRATEGIES
 from tests.surface import README, ROOT, files
 
-ROOT_COMMAND = get_command(app)
+ROOT_COMMAND = get_command(make_app())
 COMMANDS: dict[str, object] = dict(ROOT_COMMAND.commands)  # type: ignore[attr-defined]  # the root is a group
 
 

@@ -92,8 +92,9 @@ def _dispatch(arguments: list[str]) -> int:
     from typer.exceptions import TyperException
     from typer.main import get_command
 
-    from devmap_cli.cli.app import app
+    from devmap_cli.cli.app import COMMANDS, make_app
 
+    app = make_app(arguments[:1]) if arguments and arguments[0] in COMMANDS else make_app()
     # not by calling app, which answers interrupts and broken pipes itself, without a word
     root = get_command(app)
     try:
@@ -103,8 +104,7 @@ def _dispatch(arguments: list[str]) -> int:
         code = end.exit_code
     except TyperException as error:
         command = next((word for word in arguments if not word.startswith("-")), "")
-        known = command in {info.name for info in app.registered_commands}
-        hint = f"devmap {command} --help" if known else "devmap --help"
+        hint = f"devmap {command} --help" if command in COMMANDS else "devmap --help"
         return fail(EXIT_REQUEST, error.format_message().replace("Value error, ", "").rstrip("."), hint, error)
     except Abort as error:
         return fail(EXIT_SIGNAL + signal.SIGINT, "interrupted", STOPPED_HINT, error)

@@ -1,26 +1,33 @@
-"""The Typer app: one function per command, each in a file of its own."""
+"""The Typer app: one function per command, each in a file of its own, imported where it is asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from devmap_cli import __version__
-from devmap_cli.cli.check import check
-from devmap_cli.cli.inspect import inspect
-from devmap_cli.cli.plan import plan
-from devmap_cli.cli.run import run
 
-app = typer.Typer(
-    name="devmap",
-    help="Plan, check and run Hugging Face device maps.",
-    epilog="Exit codes: 0 yes, 1 no, 2 wrong request, 3 surroundings, 4 out of memory, 70 bug, 128+n signal n.",
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+COMMANDS = ("inspect", "plan", "check", "run")
+
+
+def make_app(commands: Sequence[str] = COMMANDS) -> typer.Typer:
+    """The app with some of its commands; the time to make all of them is felt where only one is run."""
+    app = typer.Typer(
+        name="devmap",
+        help="Plan, check and run Hugging Face device maps.",
+        epilog="Exit codes: 0 yes, 1 no, 2 wrong request, 3 surroundings, 4 out of memory, 70 bug, 128+n signal n.",
+        rich_markup_mode=None,
+        add_completion=False,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    for name in commands:
+        app.command(name=name)(getattr(import_module(f"devmap_cli.cli.{name}"), name))
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -29,7 +36,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     _version: Annotated[
         bool,
@@ -37,7 +43,3 @@ def root(
     ] = False,
 ) -> None:
     """Plan, check and run Hugging Face device maps."""
-
-
-for command in (inspect, plan, check, run):
-    app.command(name=command.__name__)(command)

@@ -11,6 +11,7 @@ from devmap_cli.errors import RequestError
 if TYPE_CHECKING:
     from devmap_cli.devices.budgets import Budgets
     from devmap_cli.devices.cards import Card
+    from devmap_cli.devices.detection import DetectedDevice
     from devmap_cli.devices.device import Device
     from devmap_cli.units import Amount
 
@@ -81,7 +82,6 @@ def budgets_from_options(
         SurroundingsError: a share of a device that is not here.
     """
     from devmap_cli.devices.budgets import parse_max_memory, parse_reserves, resolve_budgets
-    from devmap_cli.devices.detection import detect
     from devmap_cli.units import Amount
 
     reserves = parse_reserves(reserve)
@@ -90,13 +90,13 @@ def budgets_from_options(
         amounts = {device: Amount(size) for device, size in totals.items()}
         amounts |= _tiers_beside_cards({} if max_memory is None else parse_max_memory(max_memory), reserves)
     elif max_memory is None:
-        found = detect()
+        found = _detected(None)
         totals = {item.device: item.shared_bytes for item in found}
         amounts = {item.device: Amount(item.free_bytes) for item in found}
     else:
         amounts = parse_max_memory(max_memory)
         relative = [device for device in amounts if _is_relative(device, amounts, reserves)]
-        totals = {item.device: item.shared_bytes for item in (detect(relative) if relative else ())}
+        totals = {item.device: item.shared_bytes for item in (_detected(relative) if relative else ())}
     if no_offload:
         amounts = {device: amount for device, amount in amounts.items() if device.is_accelerator}
         if not amounts:
@@ -105,6 +105,12 @@ def budgets_from_options(
                 "name the devices: --max-memory '0:24GB'",
             )
     return resolve_budgets(amounts, reserves, totals)
+
+
+def _detected(kinds: list[Device] | None) -> tuple[DetectedDevice, ...]:
+    from devmap_cli.devices.detection import detect
+
+    return detect(kinds)
 
 
 def _tiers_beside_cards(amounts: dict[Device, Amount], reserves: dict[Device, Amount]) -> dict[Device, Amount]:

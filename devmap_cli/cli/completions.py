@@ -25,9 +25,9 @@ def completions() -> dict[str, str]:
 def _parser() -> argparse.ArgumentParser:
     from typer.main import get_command
 
-    from devmap_cli.cli.app import app
+    from devmap_cli.cli.app import make_app
 
-    root: Any = get_command(app)
+    root: Any = get_command(make_app())
     parser = argparse.ArgumentParser("devmap", add_help=False)
     _add_parameters(parser, root)
     commands = parser.add_subparsers()

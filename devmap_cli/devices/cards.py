@@ -25,8 +25,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from itertools import groupby
+from pathlib import Path
 from typing import Final
 
 from devmap_cli.devices.card_names import CardName, likeness, readings
@@ -140,7 +140,7 @@ class Card:
 @lru_cache(maxsize=1)
 def cards() -> tuple[Card, ...]:
     """All cards, in the table's order."""
-    text = (resources.files(__package__) / "cards.tsv").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("cards.tsv").read_text(encoding="utf-8")
     return tuple(_card(row) for row in csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
 
 

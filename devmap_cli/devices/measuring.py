@@ -10,10 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from devmap_cli.files import atomic_write
+from devmap_cli.installed import installed_version
 
 SECONDS_EACH = 0.25
 """What each measurement may take beyond its first repetition."""
@@ -115,7 +115,7 @@ def _best(measurements: Iterable[Measured]) -> Measured:
 
 
 def _key(disk_folder: Path) -> list[object]:
-    return [platform.node(), os.cpu_count(), version("torch"), str(disk_folder.resolve())]
+    return [platform.node(), os.cpu_count(), installed_version("torch"), str(disk_folder.resolve())]
 
 
 def measure(disk_folder: Path) -> Measured:

@@ -7,12 +7,12 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from devmap_cli import __version__
 from devmap_cli.files import atomic_write
+from devmap_cli.installed import installed_version
 from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
 
 _SPECS = "specs"
@@ -31,13 +31,7 @@ def cache_folder() -> Path:
 
 def package_versions() -> dict[str, str]:
     """Versions of devmap and of the packages a description depends on, without importing them."""
-    versions = {"devmap": __version__}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "missing"
-    return versions
+    return {"devmap": __version__, **{package: installed_version(package) or "missing" for package in PACKAGES}}
 
 
 def key_of(*parts: object) -> str:

@@ -46,9 +46,11 @@ class ModuleSpec:
 
     def walk(self, fqn: str = "") -> Iterator[tuple[str, ModuleSpec]]:
         """This module and all below it, depth first in definition order, with fully qualified names."""
-        yield fqn, self
-        for child in self.children:
-            yield from child.walk(join(fqn, child.name))
+        ahead = [(fqn, self)]
+        while ahead:
+            name, module = ahead.pop()
+            yield name, module
+            ahead.extend((join(name, child.name), child) for child in reversed(module.children))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from devmap_cli.devices.cards import Card
 from devmap_cli.devices.device import CPU, DISK, Device
-from devmap_cli.devices.measuring import Measured
 from devmap_cli.planning.nouns import Placement
 from devmap_cli.planning.profile import DECODE, PREFILL, Profile
 from devmap_cli.planning.rates import Rates, accelerator_rates, disk_rates, host_rates
 from devmap_cli.planning.speed import BlockWork, Handover, Speed, predict
 from devmap_cli.simulation.work import Work
+
+if TYPE_CHECKING:
+    from devmap_cli.devices.measuring import Measured
 
 
 @dataclass(frozen=True)

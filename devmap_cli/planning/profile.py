@@ -13,6 +13,9 @@ from devmap_cli.simulation.trace import Event, Trace
 from devmap_cli.simulation.work import Work
 
 PREFILL, DECODE = "prefill", "decode"
+# Bare integers, for speed: there are thousands of events.
+_ALLOCATE, _COPY, _FREE, _CACHED = map(int, (Event.ALLOCATE, Event.COPY, Event.FREE, Event.CACHED))
+_PER_DEVICE = (int(Event.WORKSPACE), int(Event.ONCE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,7 @@ class Profile:
             (event, size)
             for events in self.trace.phases.values()
             for event, _, size in events
-            if event in (Event.WORKSPACE, Event.ONCE)
+            if event in _PER_DEVICE
         }
         lost = sum(_rounded(size) - size for _, size in self.trace.weights)
         return sum(_rounded(size) for _, size in once) + lost
@@ -59,9 +62,9 @@ class Profile:
         for phase, events in self.trace.phases.items():
             source = None
             for event, first, second in events:
-                if event == Event.COPY:
+                if event == _COPY:
                     source = blocks[first]
-                elif event in (Event.ALLOCATE, Event.WORKSPACE, Event.ONCE):
+                elif event == _ALLOCATE or event in _PER_DEVICE:
                     blocks.append(first)
                     if source is not None and source != first:
                         total = totals.setdefault((source, first, phase), [0, 0])
@@ -119,18 +122,18 @@ class _Needs:
         for phase, events in trace.phases.items():
             peaks, kept = list(in_use), [0] * trace.num_blocks
             for event, first, second in events:
-                if event == Event.ALLOCATE:
+                if event == _ALLOCATE:
                     size = _rounded(second)
                     live[number] = first, size
                     in_use[first] += size
                     peaks[first] = max(peaks[first], in_use[first])
                     number += 1
-                elif event == Event.FREE:
+                elif event == _FREE:
                     block, size = live.pop(first, (0, 0))
                     in_use[block] -= size
-                elif event in (Event.WORKSPACE, Event.ONCE):
+                elif event in _PER_DEVICE:
                     number += 1
-                elif event == Event.CACHED:
+                elif event == _CACHED:
                     block, size = live[first]
                     kept[block] += size
             self._peaks[phase], self._kv_cache[phase] = peaks, kept

@@ -6,7 +6,7 @@ The allocators are those of a rehearsal, and get the same requests in the same o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -139,7 +139,7 @@ class _Player:
 
     def _run(self, events: Sequence[tuple[int, int, int]]) -> None:
         allocate, free = int(Event.ALLOCATE), int(Event.FREE)
-        rare = {
+        rare: dict[int, Callable[[int, int], None]] = {
             Event.COPY: self._copy,
             Event.WORKSPACE: self._open_matmul_library,
             Event.ONCE: self._make_once,
@@ -148,13 +148,14 @@ class _Player:
             Event.CACHED: self._cache,
             Event.EMPTY: self._empty,
         }
+        rare = {int(event): play for event, play in rare.items()}  # members hash by name
         for event, first, second in events:
             if event == allocate:
                 self._allocate(self._devices[first], second)
             elif event == free:
                 self._free(first)
             else:
-                rare[Event(event)](first, second)
+                rare[event](first, second)
 
     def _allocate(self, device: int, num_bytes: int) -> None:
         source, self._source = self._source, None
