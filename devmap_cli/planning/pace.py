@@ -39,8 +39,9 @@ class Pace:
         """The speed of `placement`, whose blocks are those of the profile."""
         nothing = (Work(),) * len(placement.blocks)
         prefill, decode = (self.profile.work.get(phase, nothing) for phase in (PREFILL, DECODE))
+        read_bytes = self.profile.trace.read_bytes
         blocks = [
-            BlockWork(block.weights_bytes, before, after, num_forwards=self._num_forwards[index])
+            BlockWork(block.weights_bytes, before, after, read_bytes[index], num_forwards=self._num_forwards[index])
             for index, (block, before, after) in enumerate(zip(placement.blocks, prefill, decode, strict=True))
         ]
         rates = {device: self.rates(device) for device in (*placement.devices, CPU, DISK)}

@@ -39,10 +39,7 @@ class Profile:
     def shared_bytes(self) -> int:
         """What every device takes once for all its blocks: the matrix library's workspace, and rounding."""
         once = {
-            (event, size)
-            for events in self.trace.phases.values()
-            for event, _, size in events
-            if event in _PER_DEVICE
+            (event, size) for events in self.trace.phases.values() for event, _, size in events if event in _PER_DEVICE
         }
         lost = sum(_rounded(size) - size for _, size in self.trace.weights)
         return sum(_rounded(size) for _, size in once) + lost
@@ -79,7 +76,7 @@ class Profile:
             "trace": self.trace.to_document(),
             "groups": self.groups,
             "work": {
-                phase: [[work.flops, work.bytes_moved, work.num_kernels] for work in works]
+                phase: [[work.flops, work.bytes_moved, work.num_kernels, work.moving_bytes] for work in works]
                 for phase, works in self.work.items()
             },
             "assumptions": self.assumptions,

@@ -26,6 +26,7 @@ class BlockWork:
         weights_bytes: what is loaded, and brought for every forward if the block is offloaded.
         prefill: of all prompts at once.
         decode: of one step with the cache at its final length, which gives each sequence a token.
+        read_bytes: what the checkpoint holds of it.
         num_forwards: how often its weights are brought per step if it is offloaded: more than once where modules of
             one block that run at different times share them, such as tied embeddings.
     """
@@ -33,6 +34,7 @@ class BlockWork:
     weights_bytes: int
     prefill: Work
     decode: Work
+    read_bytes: int
     num_forwards: int = 1
 
 
@@ -118,12 +120,15 @@ def predict(
 
 
 def compute_seconds(work: Work, rates: Rates) -> float:
-    """What `work` takes where its weights are: the slowest of memory, arithmetic and issuing operators."""
-    return max(
-        work.bytes_moved / rates.bytes_per_second,
-        work.flops / rates.flops_per_second,
-        work.num_kernels * rates.kernel_seconds,
+    """What `work` takes where its weights are: the slower of issuing operators and running them.
+
+    Kernels that compute take as long as the slower of memory and arithmetic; those that only move bytes come beside.
+    """
+    moving = work.moving_bytes / rates.bytes_per_second
+    computing = max(
+        (work.bytes_moved - work.moving_bytes) / rates.bytes_per_second, work.flops / rates.flops_per_second
     )
+    return max(moving + computing, work.num_kernels * rates.kernel_seconds)
 
 
 def bring_seconds(
@@ -146,12 +151,13 @@ def load_seconds(block: BlockWork, place: Device, rates: Mapping[Device, Rates])
     """What loading a block takes: reading it from a cold page cache, or copying it, whichever is slower.
 
     transformers loads with up to four threads, which read some weights while others are copied. Weights that stay on
-    disk are used from the checkpoint as it is, and take nothing.
+    disk are used from the checkpoint as it is, and take nothing. What is converted while it is loaded is converted on
+    the device, so that the checkpoint's bytes are copied.
     """
     if place == DISK:
         return 0.0
-    copied = block.weights_bytes / rates[place].host_bytes_per_second if place.is_accelerator else 0.0
-    return max(block.weights_bytes / rates[DISK].bytes_per_second, copied)
+    copied = block.read_bytes / rates[place].host_bytes_per_second if place.is_accelerator else 0.0
+    return max(block.read_bytes / rates[DISK].bytes_per_second, copied)
 
 
 def hop_seconds(num_bytes: int, source: Rates, target: Rates, num_copies: int = 1) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from devmap_cli.model.quantization.conversion import conversion_bytes
+from devmap_cli.model.quantization.conversion import AS_STORED, conversion_of
 from devmap_cli.simulation.machine import Allocation
 from devmap_cli.simulation.tensor import DeviceTensor
 
@@ -189,7 +189,7 @@ def _conversion_bytes(model: Any, slots: list[_Slot], weights: Mapping[int, _Wei
     conversions: dict[int, int] = {}
     for slot in slots:
         key = id(slot.original)
-        num_bytes = conversion_bytes(slot.module) if isinstance(slot.original, torch.nn.Parameter) else 0
+        num_bytes = conversion_of(slot.module).beside_bytes if isinstance(slot.original, torch.nn.Parameter) else 0
         if any(pattern.search(slot.name) for pattern in merged):
             num_bytes += weights[key].num_bytes
         if num_bytes:
@@ -223,12 +223,26 @@ def _record(
         if id(slot.original) not in seen:
             seen.add(id(slot.original))
             taken = conversions.get(id(slot.original), 0)
-            number = recorder.weight(slot.name, num_bytes, is_buffer=is_buffer, conversion_bytes=taken)
+            number = recorder.weight(
+                slot.name,
+                num_bytes,
+                is_buffer=is_buffer,
+                conversion_bytes=taken,
+                read_bytes=_read_bytes(slot, num_bytes, is_buffer=is_buffer),
+            )
             slot.store[slot.key].allocation.number = number
         if not is_buffer:
             held.setdefault(slot.name.rpartition(".")[0], []).append(num_bytes)
     for fqn, sizes in held.items():
         recorder.holder(fqn, sizes)
+
+
+def _read_bytes(slot: _Slot, num_bytes: int, *, is_buffer: bool) -> int:
+    """What the checkpoint holds of a weight: scales that a conversion makes are buffers, biases are not converted."""
+    conversion = conversion_of(slot.module)
+    if is_buffer and conversion != AS_STORED:
+        return 0
+    return round(num_bytes * conversion.read_share) if slot.original.dim() > 1 else num_bytes
 
 
 def _dispatch(model: nn.Module, device_map: Mapping[str, int | str]) -> None:

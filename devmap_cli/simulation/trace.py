@@ -59,6 +59,7 @@ class Trace:
         weights: block and bytes of each tensor in the order of loading, tied ones once.
         buffers: block and bytes of each buffer, which stay where a block computes even if it is offloaded.
         conversion_bytes: for each block the most that making one of its weights takes beside it.
+        read_bytes: for each block what the checkpoint holds of it.
         holders: the modules whose weights are brought one by one where they are offloaded.
         phases: name and events of each phase after loading; allocations are numbered from 0 through all phases, those
             of `weights` from -1 down.
@@ -68,6 +69,7 @@ class Trace:
     weights: tuple[tuple[int, int], ...]
     buffers: tuple[tuple[int, int], ...]
     conversion_bytes: tuple[int, ...]
+    read_bytes: tuple[int, ...]
     holders: tuple[Holder, ...]
     phases: Mapping[str, tuple[tuple[int, int, int], ...]]
 
@@ -78,6 +80,7 @@ class Trace:
             "weights": [number for pair in self.weights for number in pair],
             "buffers": [number for pair in self.buffers for number in pair],
             "conversion_bytes": self.conversion_bytes,
+            "read_bytes": self.read_bytes,
             "holders": [[holder.fqn, holder.block, *holder.parameter_bytes] for holder in self.holders],
             "phases": {name: [number for event in events for number in event] for name, events in self.phases.items()},
         }
@@ -90,6 +93,7 @@ class Trace:
             weights=_tuples(document["weights"], 2),
             buffers=_tuples(document["buffers"], 2),
             conversion_bytes=tuple(document["conversion_bytes"]),
+            read_bytes=tuple(document["read_bytes"]),
             holders=tuple(Holder(fqn, block, tuple(sizes)) for fqn, block, *sizes in document["holders"]),
             phases={name: _tuples(numbers, 3) for name, numbers in document["phases"].items()},
         )
@@ -118,6 +122,7 @@ class Recorder:
         self._weights: list[tuple[int, int]] = []
         self._buffers: list[tuple[int, int]] = []
         self._conversions = [0] * self.num_blocks
+        self._read = [0] * self.num_blocks
         self._phases: dict[str, list[tuple[int, int, int]]] = {}
         self._events: list[tuple[int, int, int]] | None = None
         self._blocks: list[int] = []
@@ -144,7 +149,9 @@ class Recorder:
 
     # ------------------------------------------------------------------ while loading
 
-    def weight(self, name: str, num_bytes: int, *, is_buffer: bool, conversion_bytes: int) -> int | None:
+    def weight(
+        self, name: str, num_bytes: int, *, is_buffer: bool, conversion_bytes: int, read_bytes: int
+    ) -> int | None:
         """A weight was loaded that is not tied to an earlier one; gives the number of its allocation, from -1 down."""
         block = self.block_of(name)
         if block is None:
@@ -153,6 +160,7 @@ class Recorder:
         if is_buffer:
             self._buffers.append((block, num_bytes))
         self._conversions[block] = max(self._conversions[block], conversion_bytes)
+        self._read[block] += read_bytes
         return -len(self._weights)
 
     def holder(self, fqn: str, parameter_bytes: Sequence[int]) -> None:
@@ -231,6 +239,7 @@ class Recorder:
             weights=tuple(self._weights),
             buffers=tuple(self._buffers),
             conversion_bytes=tuple(self._conversions),
+            read_bytes=tuple(self._read),
             holders=tuple(self._named_holders),
             phases=self._marked_phases(),
         )

@@ -13,16 +13,21 @@ class Work:
         flops: floating-point operations of matrix products, convolutions and attention, a multiply-add counting two.
         bytes_moved: what kernels read and write in the device's memory, copies from other devices not among it.
         num_kernels: operators that start a kernel, so neither views nor memory alone.
+        moving_bytes: the part of `bytes_moved` that kernels without such operations move, which take their turn.
     """
 
     flops: int = 0
     bytes_moved: int = 0
     num_kernels: int = 0
+    moving_bytes: int = 0
 
     def __add__(self, other: Work) -> Work:
         """Both, one after the other."""
         return Work(
-            self.flops + other.flops, self.bytes_moved + other.bytes_moved, self.num_kernels + other.num_kernels
+            self.flops + other.flops,
+            self.bytes_moved + other.bytes_moved,
+            self.num_kernels + other.num_kernels,
+            self.moving_bytes + other.moving_bytes,
         )
 
 
@@ -42,10 +47,12 @@ class WorkCounter:
         """Count one kernel in `phase`, for block number `block` if that is known."""
         counts = self._counts.get((phase, block))
         if counts is None:
-            counts = self._counts[phase, block] = [0, 0, 0]
+            counts = self._counts[phase, block] = [0, 0, 0, 0]
         counts[0] += flops
         counts[1] += bytes_moved
         counts[2] += 1
+        if not flops:
+            counts[3] += bytes_moved
 
     def work(self, phase: str) -> Work:
         """What was done in `phase`; nothing in one that did not come."""

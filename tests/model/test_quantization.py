@@ -380,8 +380,8 @@ class _Made(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
-            self.tensors.append((tuple(result.shape), result.dtype))
+        made = result if isinstance(result, tuple) else (result,)
+        self.tensors += [(tuple(item.shape), item.dtype) for item in made if isinstance(item, torch.Tensor)]
         return result
 
 

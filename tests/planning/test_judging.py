@@ -21,6 +21,7 @@ def verdict(budget_bytes: int, weights: list[int], events: Sequence[tuple[int, i
         weights=tuple((0, size) for size in weights),
         buffers=(),
         conversion_bytes=(0,),
+        read_bytes=(0,),
         holders=(),
         phases={"prefill": tuple(events)},
     )

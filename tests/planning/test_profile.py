@@ -155,12 +155,59 @@ def test_a_model_that_fails_on_one_device_too_is_not_put_together_for_ever() -> 
         record(model, [("embedding",), ("one",), ("apart",), ("two",)], Workload(1, 4, 1))
 
 
+@pytest.mark.parametrize("scheme", ["int8", "nf4"])
+def test_what_is_quantized_while_it_is_loaded_is_read_as_the_checkpoint_has_it(toy: MakeToy, scheme: str) -> None:
+    stored, asked = (Profiler(load_spec(str(toy("qwen2")), quantize=name)).profile(WORKLOAD) for name in (None, scheme))
+    assert stored is not None
+    assert asked is not None
+    assert asked.trace.read_bytes == stored.trace.read_bytes
+    assert sum(size for _, size in asked.trace.weights) < sum(stored.trace.read_bytes)
+
+
+def test_unpacked_fp8_is_read_as_the_checkpoint_has_it(toy: MakeToy) -> None:
+    settings = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [32, 32]}
+    folder = str(toy("qwen2", quantization_config=settings))
+    packed, unpacked = (Profiler(load_spec(folder, kernels=kernels)).profile(WORKLOAD) for kernels in ((9, 0), (8, 0)))
+    assert packed is not None
+    assert unpacked is not None
+    loaded = sum(size for _, size in unpacked.trace.weights)
+    scales = sum(packed.trace.read_bytes) - sum(unpacked.trace.read_bytes)
+    assert sum(unpacked.trace.read_bytes) < loaded
+    assert 0 < scales < loaded / 50
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16"}, 8),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, 16),
+        ({"quant_method": "awq", "bits": 4, "group_size": 32}, 1024),
+    ],
+    ids=["nf4", "gptq", "awq"],
+)
+def test_unpacking_weights_for_a_prompt_is_work_that_takes_its_turn(
+    toy: MakeToy, settings: dict[str, Any], rows: int
+) -> None:
+    """A layer's weights are written once in 16 bits, beside what the plain model moves; here they are most of it."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "max_position_embeddings": 2048}
+    plain = load_spec(str(toy("qwen2", **sizes)))
+    layer = next(n for n, block in enumerate(blocks_of(plain, 0, 1)) if block.fqns == ("model.layers.0",))
+    weights_bytes = blocks_of(plain, 0, 1)[layer].weights_bytes
+    moved = []
+    for spec in (plain, load_spec(str(toy("qwen2", **sizes, quantization_config=settings)))):
+        profile = Profiler(spec).profile(MapWorkload(1, rows, 2))
+        assert profile is not None
+        moved.append(profile.work["prefill"][layer].moving_bytes)
+    assert 1.2 * weights_bytes < moved[1] - moved[0] < 2 * weights_bytes
+
+
 PROFILE = Profile(
     trace=Trace(
         num_blocks=2,
         weights=((0, 1000), (1, 2000), (1, 500)),
         buffers=(),
         conversion_bytes=(0, 700),
+        read_bytes=(1000, 5000),
         holders=(),
         phases={
             # block 1 holds 1024 of cache and 2048 more; the workspace counts for neither
@@ -183,7 +230,7 @@ PROFILE = Profile(
         },
     ),
     groups=((0,), (1, 2)),
-    work={"prefill": (Work(1, 2, 3), Work(4, 5, 6)), "decode": (Work(), Work(7, 8, 9))},
+    work={"prefill": (Work(1, 2, 3), Work(4, 5, 6, 2)), "decode": (Work(), Work(7, 8, 9))},
     assumptions=("evenly",),
 )
 

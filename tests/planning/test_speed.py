@@ -49,7 +49,7 @@ RATES = {
     DISK: Rates(bytes_per_second=4),
 }
 # a step moves 200 bytes (2 s) and computes 500 (0.5 s); a prompt moves 300 bytes (3 s) and computes 8,000 (8 s)
-BLOCK = BlockWork(200, Work(8000, 300, 10), Work(500, 200, 10))
+BLOCK = BlockWork(200, Work(8000, 300, 10), Work(500, 200, 10), read_bytes=200)
 IDLE = replace(BLOCK, prefill=Work(), decode=Work())
 
 
@@ -67,12 +67,27 @@ def test_the_slowest_of_memory_arithmetic_and_kernels_counts() -> None:
     assert compute_seconds(Work(), ROUND) == 0
 
 
+def test_what_only_moves_bytes_takes_its_turn() -> None:
+    # 200 of 300 bytes at 100 hide behind 8,000 operations at 1,000; of those that move alone, none can
+    assert compute_seconds(Work(8000, 300, 10, moving_bytes=100), ROUND) == 1 + 8
+    assert compute_seconds(Work(500, 300, 10, moving_bytes=100), ROUND) == 1 + 2
+    assert compute_seconds(Work(0, 300, 1000, moving_bytes=300), ROUND) == 10
+
+
 def test_blocks_on_one_device_add_up() -> None:
     speed = predict([BLOCK, BLOCK], [GPU, GPU], RATES)
     assert speed.seconds_per_token == 4
     assert speed.seconds_to_first_token == 16
     # 400 bytes, read at 4 and copied at 10 at the same time
     assert speed.load_seconds == 100
+
+
+def test_what_is_converted_while_it_is_loaded_is_read_and_copied_as_it_is_stored() -> None:
+    quantized = replace(BLOCK, read_bytes=800)
+    assert predict([quantized], [GPU], RATES).load_seconds == 800 / 4
+    assert predict([quantized], [CPU], RATES).load_seconds == 800 / 4
+    slow_copy = {**RATES, GPU: replace(ROUND, host_bytes_per_second=2)}
+    assert predict([quantized], [GPU], slow_copy).load_seconds == 800 / 2
 
 
 def test_weights_on_cpu_cross_the_link_in_every_step() -> None:
@@ -155,8 +170,15 @@ def test_the_main_device_is_the_accelerator_with_the_smallest_number() -> None:
 
 # ---------------------------------------------------------------- what is never slower
 
-WORKS = st.builds(Work, st.integers(0, 10**14), st.integers(0, 10**11), st.integers(0, 5000))
-BLOCKS = st.builds(BlockWork, st.integers(0, 10**11), WORKS, WORKS)
+SIZES = st.integers(0, 10**11)
+WORKS = st.builds(
+    lambda flops, moving, computing, num_kernels: Work(flops, moving + computing, num_kernels, moving),
+    st.integers(0, 10**14),
+    SIZES,
+    SIZES,
+    st.integers(0, 5000),
+)
+BLOCKS = st.builds(BlockWork, SIZES, WORKS, WORKS, SIZES)
 REAL = {
     GPU: accelerator_rates(cards_named("T4")[0]),
     OTHER: accelerator_rates(cards_named("A10")[0]),

@@ -122,7 +122,7 @@ def map_of(*places: Device, kv_cache_bytes: int = GIB, activation_bytes: int = G
 
 
 def pace_of(cards: dict[Device, Card], measured: Measured | None = None) -> Pace:
-    return Pace(Profile(Trace(0, (), (), (), (), {}), (), {}), "float16", cards, measured)
+    return Pace(Profile(Trace(0, (), (), (), (), (), {}), (), {}), "float16", cards, measured)
 
 
 def notes_of(plan: MapFile, spec: ModelSpec | None = None) -> list[str]:

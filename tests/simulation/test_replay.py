@@ -33,6 +33,7 @@ def traced(
         weights=tuple(weights),
         buffers=tuple(buffers),
         conversion_bytes=conversions,
+        read_bytes=(0, 0),
         holders=tuple(holders),
         phases={name: tuple(events) for name, events in named.items()},
     )

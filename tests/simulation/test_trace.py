@@ -29,11 +29,11 @@ def test_a_name_belongs_to_the_block_of_its_closest_ancestor() -> None:
 
 def test_weights_in_the_order_of_loading_and_the_largest_conversion() -> None:
     recorder = Recorder(BLOCKS)
-    recorder.weight("layers.1.experts", 600, is_buffer=False, conversion_bytes=600)
-    recorder.weight("layers.1.more", 500, is_buffer=False, conversion_bytes=800)
-    recorder.weight("embed.weight", 100, is_buffer=False, conversion_bytes=0)
-    recorder.weight("embed.scale", 4, is_buffer=True, conversion_bytes=0)
-    recorder.weight("nowhere.weight", 9, is_buffer=False, conversion_bytes=9)
+    recorder.weight("layers.1.experts", 600, is_buffer=False, conversion_bytes=600, read_bytes=600)
+    recorder.weight("layers.1.more", 500, is_buffer=False, conversion_bytes=800, read_bytes=1000)
+    recorder.weight("embed.weight", 100, is_buffer=False, conversion_bytes=0, read_bytes=100)
+    recorder.weight("embed.scale", 4, is_buffer=True, conversion_bytes=0, read_bytes=0)
+    recorder.weight("nowhere.weight", 9, is_buffer=False, conversion_bytes=9, read_bytes=9)
     recorder.holder("layers.1", [600, 800])
     recorder.holder("nowhere", [9])
     recorder.holder("embed", [])
@@ -41,6 +41,7 @@ def test_weights_in_the_order_of_loading_and_the_largest_conversion() -> None:
     assert trace.weights == ((2, 600), (2, 500), (0, 100), (0, 4))
     assert trace.buffers == ((0, 4),)
     assert trace.conversion_bytes == (0, 0, 800)
+    assert trace.read_bytes == (100, 0, 1600)
     assert trace.holders == (Holder("layers.1", 2, (600, 800)),)
 
 
@@ -110,6 +111,7 @@ def test_a_trace_survives_json() -> None:
         weights=((0, 100), (1, 200)),
         buffers=((1, 8),),
         conversion_bytes=(0, 200),
+        read_bytes=(100, 400),
         holders=(Holder("a", 0, (60, 40)), Holder("b", 1, (200,))),
         phases={"prefill": ((Event.ALLOCATE, 0, 64), (Event.COPY, 0, 0), (Event.ALLOCATE, 1, 64)), "decode": ()},
     )

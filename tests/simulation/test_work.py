@@ -65,16 +65,21 @@ def whole() -> Iterator[Rehearsal]:
         yield llama_run({"": 0})
 
 
+def moved(num_bytes: int) -> Work:
+    """The work of one kernel that only moves bytes."""
+    return Work(0, num_bytes, 1, num_bytes)
+
+
 def test_work_adds_up() -> None:
-    assert Work(1, 2, 3) + Work(10, 20, 30) == Work(11, 22, 33)
+    assert Work(1, 2, 3, 1) + Work(10, 20, 30, 10) == Work(11, 22, 33, 11)
 
 
 def test_a_counter_keeps_phases_apart() -> None:
     counter = WorkCounter()
     counter.add("prefill", 5, 7)
-    counter.add("prefill", 1, 1)
+    counter.add("prefill", 0, 1)
     counter.add("decode", 2, 3)
-    assert counter.work("prefill") == Work(6, 8, 2)
+    assert counter.work("prefill") == Work(5, 8, 2, 1)
     assert counter.work("decode") == Work(2, 3, 1)
     assert counter.work("load") == Work()
 
@@ -179,7 +184,7 @@ def test_bytes_are_read_and_written() -> None:
         first, second = torch.empty((4, 256), device=device), torch.empty((4, 256), device=device)
         first + second
 
-    assert counted(run) == Work(0, 3 * 4 * 256 * 4, 1)
+    assert counted(run) == moved(3 * 4 * 256 * 4)
 
 
 def test_what_is_expanded_is_read_once() -> None:
@@ -204,7 +209,7 @@ def test_copies_within_a_device_are_kernels_and_those_between_are_not() -> None:
     def between(device: torch.device) -> None:
         torch.empty(1000, device=device).copy_(torch.ones(1000))
 
-    assert counted(within) == Work(0, 2 * 4000, 1)
+    assert counted(within) == moved(2 * 4000)
     assert counted(between) == Work()
 
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import torch
 
-from devmap_cli.model.quantization.linear import LinearShape, QuantizedLinear, Stored, ceil_div, meet, packed_product
+from devmap_cli.model.quantization.linear import (
+    LinearShape,
+    QuantizedLinear,
+    Stored,
+    ceil_div,
+    meet,
+    packed_product,
+    quantized,
+)
 
 _BLOCK = 64
 _NESTED_BLOCK = 256
@@ -87,17 +95,16 @@ class Linear8bitLt(QuantizedLinear):
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """As the CUDA kernels do it, for inputs without outliers, of which there are few."""
         meet(rows, self.weight)
-        quantized, scales = self._quantize(rows.to(torch.float16))
-        accumulated = packed_product(quantized, [self.weight], self.out_features, torch.int32)
-        output = accumulated.new_empty(accumulated.shape, dtype=torch.float16)
+        scales, inputs = self._quantized(rows.to(torch.float16))
+        accumulated = packed_product(inputs, [self.weight], self.out_features, torch.int32)
+        output = accumulated.to(torch.float16)
         if self.bias is not None:
             output.add_(self.bias)
-        del quantized, scales, accumulated
+        del inputs, scales, accumulated
         return output.to(rows.dtype)
 
-    def _quantize(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _quantized(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         outliers = rows.abs().ge(self.threshold) if self.threshold > 0 else None
-        scales = rows.new_empty((rows.shape[0],), dtype=torch.float32)
-        quantized = rows.new_empty(rows.shape, dtype=torch.int8)
+        made = quantized(rows, rows.shape, torch.int8, (rows.shape[0],))
         del outliers
-        return quantized, scales
+        return made

@@ -103,7 +103,7 @@ class CompressedLinear(QuantizedLinear):
         """Put the unpacked weight in the place of the packed one, where that is in memory."""
         packed = self._parameters[self._key]
         if packed is not None and not packed.is_meta and not self._is_unpacked(packed):
-            dense = packed.new_empty((self.out_features, self.in_features), dtype=self.weight_dtype)
+            dense = self.unpacked(packed, self.weight_dtype)
             self._parameters[self._key] = nn.Parameter(dense, requires_grad=False)
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:

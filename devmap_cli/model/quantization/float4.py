@@ -17,6 +17,7 @@ from devmap_cli.model.quantization.linear import (
     hold,
     meet,
     packed_product,
+    quantized,
 )
 
 MX_BLOCK = 32
@@ -48,8 +49,8 @@ class NVFP4Linear(QuantizedLinear):
 
 def _packed_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     num_rows, inputs = rows.shape
-    scales = rows.new_empty((num_rows, ceil_div(inputs, NV_BLOCK)), dtype=torch.float8_e4m3fn)
-    return rows.new_empty((num_rows, ceil_div(inputs, 2)), dtype=torch.uint8), scales
+    num_scales = (num_rows, ceil_div(inputs, NV_BLOCK))
+    return quantized(rows, (num_rows, ceil_div(inputs, 2)), torch.uint8, num_scales, torch.float8_e4m3fn)
 
 
 class PackedExperts(nn.Module):

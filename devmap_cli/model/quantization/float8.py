@@ -11,24 +11,31 @@ from typing import Any
 import torch
 from transformers.integrations import finegrained_fp8
 
-from devmap_cli.model.quantization.linear import LinearShape, QuantizedLinear, Stored, ceil_div, meet, packed_product
+from devmap_cli.model.quantization.linear import (
+    LinearShape,
+    QuantizedLinear,
+    Stored,
+    ceil_div,
+    meet,
+    packed_product,
+    quantized,
+)
 
 _INPUT_GROUP = 128
 """Inputs that share a scale where they are quantized by blocks."""
 
 
 def quantized_rows(rows: torch.Tensor, group: int | None = _INPUT_GROUP) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows as 8-bit floats, and a scale for each `group` of a row (None: one for all of it)."""
+    """A scale for each `group` of a row (None: one for all of it), and rows as 8-bit floats."""
     groups = 1 if group is None else ceil_div(rows.shape[-1], group)
-    scales = rows.new_empty((rows.shape[0], groups), dtype=torch.float32)
-    return rows.new_empty(rows.shape, dtype=torch.float8_e4m3fn), scales
+    return quantized(rows, rows.shape, torch.float8_e4m3fn, (rows.shape[0], groups))
 
 
 def _multiply(rows: torch.Tensor, weight: torch.Tensor, out_features: int) -> torch.Tensor:
     meet(rows, weight)
-    quantized = quantized_rows(rows)
+    inputs = quantized_rows(rows)
     output = packed_product(rows, [weight], out_features)
-    del quantized
+    del inputs
     return output
 
 
@@ -94,9 +101,9 @@ class FbgemmFp8Linear(QuantizedLinear):
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """In 8 bit, the bias added in place."""
-        quantized = quantized_rows(rows, None)
+        inputs = quantized_rows(rows, None)
         output = self.product(rows, self.weight)
-        del quantized
+        del inputs
         return output
 
 
@@ -115,9 +122,9 @@ class ModelOptFP8Linear(QuantizedLinear):
 
     def multiply(self, rows: torch.Tensor) -> torch.Tensor:
         """In 8 bit."""
-        quantized = rows.new_empty(rows.shape, dtype=torch.float8_e4m3fn)
+        inputs = rows.to(torch.float8_e4m3fn)
         output = self.product(rows, self.weight)
-        del quantized
+        del inputs
         return output
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,9 +91,22 @@ class QuantizedLinear(nn.Module):
 
     def unpacked_product(self, rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The product with `weight` unpacked to `dtype` first, which lives as long as the product takes."""
-        unpacked = _unpacked(self._packed(), weight, (self.out_features, self.in_features), dtype).to(rows.dtype)
+        unpacked = self.unpacked(weight, dtype).to(rows.dtype)
         bias = None if self.bias is None else self.bias.to(rows.dtype)
         return nn.functional.linear(rows, unpacked, bias)
+
+    def unpacked_into(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The weight unpacked into the front of `buffer`, (outputs, inputs)."""
+        unpacked = buffer[: self.in_features * self.out_features].view(self.out_features, self.in_features)
+        torch.ops.devmap.unpack_into(self._packed(), unpacked)
+        return unpacked
+
+    def unpacked(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The weight that `weight` and what lies beside it stand for, (outputs, inputs)."""
+        others = [tensor for tensor in self._packed() if tensor is not weight]
+        size = (self.out_features, self.in_features)
+        result: torch.Tensor = torch.ops.devmap.unpack([weight, *others], size, dtype)
+        return result
 
     def _packed(self) -> list[torch.Tensor]:
         """All that stands for the weight, scales among it."""
@@ -106,6 +119,10 @@ _operators.define(
     "packed_product(Tensor rows, Tensor[] packed, int num_outputs, *, ScalarType? dtype=None) -> Tensor",
 )
 _operators.define("unpack(Tensor[] packed, int[] size, ScalarType dtype) -> Tensor")
+_operators.define("unpack_into(Tensor[] packed, Tensor(a!) buffer) -> ()")
+_operators.define(
+    "quantize(Tensor rows, int[] size, ScalarType dtype, int[] num_scales, ScalarType scale_dtype) -> (Tensor, Tensor)"
+)
 _operators.impl(
     "packed_product",
     lambda rows, _packed, num_outputs, *, dtype=None: rows.new_empty((rows.shape[0], num_outputs), dtype=dtype),
@@ -113,6 +130,15 @@ _operators.impl(
 )
 _operators.impl(
     "unpack", lambda packed, size, dtype: packed[0].new_empty(size, dtype=dtype), "CompositeExplicitAutograd"
+)
+_operators.impl("unpack_into", lambda _packed, _buffer: None, "CompositeExplicitAutograd")
+_operators.impl(
+    "quantize",
+    lambda rows, size, dtype, num_scales, scale_dtype: (
+        rows.new_empty(num_scales, dtype=scale_dtype),
+        rows.new_empty(size, dtype=dtype),
+    ),
+    "CompositeExplicitAutograd",
 )
 
 
@@ -127,12 +153,16 @@ def packed_product(
     return result
 
 
-def _unpacked(
-    packed: list[torch.Tensor], weight: torch.Tensor, size: tuple[int, int], dtype: torch.dtype
-) -> torch.Tensor:
-    others = [tensor for tensor in packed if tensor is not weight]
-    result: torch.Tensor = torch.ops.devmap.unpack([weight, *others], size, dtype)
-    return result
+def quantized(
+    rows: torch.Tensor,
+    size: Sequence[int],
+    dtype: torch.dtype,
+    num_scales: Sequence[int],
+    scale_dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales of `rows`, and what a kernel makes of `rows` by them."""
+    scales, packed = torch.ops.devmap.quantize(rows, size, dtype, num_scales, scale_dtype)
+    return scales, packed
 
 
 def meet(rows: torch.Tensor, weight: torch.Tensor) -> None:

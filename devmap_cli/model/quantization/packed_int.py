@@ -98,8 +98,7 @@ class GPTQLinear(QuantizedLinear):
             return self.product(inputs, self.qweight).to(rows.dtype)
         if buffer is None:
             return self.unpacked_product(inputs, self.qweight, torch.float16).to(rows.dtype)
-        unpacked = buffer[: self.in_features * self.out_features].view(self.out_features, self.in_features)
-        return nn.functional.linear(inputs, unpacked, self.bias).to(rows.dtype)
+        return nn.functional.linear(inputs, self.unpacked_into(buffer), self.bias).to(rows.dtype)
 
 
 class AWQLinear(QuantizedLinear):

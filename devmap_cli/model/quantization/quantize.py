@@ -12,7 +12,7 @@ from transformers.integrations import finegrained_fp8
 
 from devmap_cli.model.quantization.bitsandbytes import Linear4bit, Linear8bitLt, Settings4bit
 from devmap_cli.model.quantization.compressed import CompressedLinear, Groups, unpack_before_forward
-from devmap_cli.model.quantization.conversion import note_conversion
+from devmap_cli.model.quantization.conversion import Conversion, note_conversion
 from devmap_cli.model.quantization.float4 import (
     FP8PerTensorExperts,
     Mxfp4GptOssExperts,
@@ -28,7 +28,7 @@ from devmap_cli.model.quantization.float8 import (
     ModelOptFP8Linear,
     fine_grained_settings,
 )
-from devmap_cli.model.quantization.linear import LinearShape
+from devmap_cli.model.quantization.linear import LinearShape, QuantizedLinear
 from devmap_cli.model.quantization.packed_int import AWQLinear, GPTQLinear, GroupSettings, UnpackingBuffer
 from devmap_cli.model.quantization.targets import (
     Globs,
@@ -75,7 +75,7 @@ def _bitsandbytes(model: PreTrainedModel, quantization: Quantization) -> _Notes:
     if quantization.scheme is None:
         _split_experts(model)
     skips = default_skips(model, settings.get("llm_int8_skip_modules"))
-    make: Callable[[LinearShape], nn.Module]
+    make: Callable[[LinearShape], QuantizedLinear]
     if settings.get("load_in_8bit"):
         threshold = float(settings.get("llm_int8_threshold", 6.0))
         make = lambda shape: Linear8bitLt(shape, threshold)  # noqa: E731 - one of two
@@ -89,7 +89,9 @@ def _bitsandbytes(model: PreTrainedModel, quantization: Quantization) -> _Notes:
             shape = LinearShape.of(module)
             replacement = make(shape)
             if quantization.scheme is not None:
-                note_conversion(replacement, shape.num_weights * (shape.dtype.itemsize + copies_bytes))
+                beside = shape.num_weights * (shape.dtype.itemsize + copies_bytes)
+                read = shape.num_weights * shape.dtype.itemsize
+                note_conversion(replacement, Conversion(beside, read / replacement.weight.nbytes))
             model.set_submodule(name, replacement)
     return _unpacked_experts(model, "bitsandbytes does not quantize")
 
@@ -180,14 +182,15 @@ def _note_unpacking(model: PreTrainedModel, skips: Skips) -> None:
     Of merged experts, which it unpacks one by one, it has all packed ones.
     """
     packed, wide = torch.float8_e4m3fn.itemsize, torch.float32.itemsize
+    share = packed / model.dtype.itemsize
     for name, module in model.named_modules():
         if name in skips:
             continue
         if name.endswith(".experts"):
             largest = max((weight.numel() for weight in module.parameters(recurse=False)), default=0)
-            note_conversion(module, packed * largest)
+            note_conversion(module, Conversion(packed * largest, share))
         elif isinstance(module, nn.Linear):
-            note_conversion(module, (packed + 2 * wide) * module.weight.numel())
+            note_conversion(module, Conversion((packed + 2 * wide) * module.weight.numel(), share))
 
 
 def _settings_of(model: PreTrainedModel, quantization: Quantization) -> dict[str, Any]:
@@ -251,6 +254,9 @@ def _mxfp4(model: PreTrainedModel, quantization: Quantization) -> _Notes:
     if quantization.is_unpacked:
         saved = sum(_num_bytes(module) - _num_bytes(packed[name]) for name, module in layers if name in packed)
         with_kernels = format_bytes(_num_bytes(model) - saved)
+        for name, module in layers:
+            if name in packed:  # where there is no room to unpack it on the device, this is done on the CPU
+                note_conversion(module, Conversion(read_share=_num_bytes(packed[name]) / _num_bytes(module)))
         return [
             f"without the kernels for MXFP4 transformers unpacks it; with them (compute capability 7.5 and more, "
             f"triton, pip install kernels) it takes {with_kernels}"
