@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -117,17 +117,16 @@ def solve_for(planning: Planning, request: PlanRequest, what: Solve) -> tuple[La
     if what is Solve.images and not request.workload.images:
         raise RequestError("--solve images repeats an image, and none is given", "add --image 1024x768")
     tried = _Attempts(planning, request, what)
-    rehearsed: set[int] = set()
     while True:
-        found = largest(tried, tried.first, tried.limit)
+        found = largest(tried, tried.first, tried.limit, tried.foresee)
         if isinstance(found, Infeasible):
             return found
-        if found.value in rehearsed:
+        answer = tried.answers[found.value] = planning.plan(tried.asked(found.value))
+        if not isinstance(answer, Infeasible):
             break
-        tried.answers[found.value] = planning.plan(tried.asked(found.value))
-        rehearsed.add(found.value)
     next_value = None if found.next_value is None else found.next_value * tried.unit
-    return replace(found, value=found.value * tried.unit, next_value=next_value), tried.asked(found.value)
+    solved = replace(found, value=found.value * tried.unit, placement=answer, next_value=next_value)
+    return solved, tried.asked(found.value)
 
 
 class _Attempts:
@@ -154,6 +153,36 @@ class _Attempts:
         if value not in self.answers:
             self.answers[value] = self._planned(value)
         return self.answers[value]
+
+    def foresee(self, known: Sequence[int]) -> int | None:
+        """The largest value that would fit if all sizes lay on polynomials through those of the `known` ones.
+
+        The first of these fits, the second does not. None where that cannot be told, as where a larger value makes the
+        model do something else.
+        """
+        from devmap_cli.planning.nouns import Placement
+        from devmap_cli.planning.planner import make_plan
+        from devmap_cli.planning.searching import shares, smallest
+        from devmap_cli.simulation.trace import are_alike, mixed
+
+        first = self._planning.profile(self.asked(known[0]))
+        if first is None:
+            return None
+        alike = {known[0]: first.trace}
+        for value in known[1:]:
+            profile = self._planning.profile(self.asked(value))
+            if profile is not None and profile.groups == first.groups and are_alike(profile.trace, first.trace):
+                alike[value] = profile.trace
+        if known[1] not in alike:
+            return None
+
+        def is_too_much(value: int) -> bool:
+            trace = mixed(list(alike.values()), shares(list(alike), value))
+            plan = make_plan(self._planning.spec, self.asked(value), replace(first, trace=trace), is_probe=True)
+            return not isinstance(plan, Placement)
+
+        low, high = known[:2]
+        return low if is_too_much(low + 1) else smallest(is_too_much, low + 1, high) - 1
 
     def asked(self, value: int) -> PlanRequest:
         """The request for a value."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from devmap_cli.devices.device import Device
 from devmap_cli.planning.nouns import Infeasible, Placement
 
+_MAX_GUESSES = 20
 _STEPS = 256
 """Large answers are found to one part in so many, rounded to a power of two."""
 
@@ -22,17 +24,25 @@ class Largest:
     refusal: Infeasible | None = None
 
 
-def largest(attempt: Callable[[int], Placement | Infeasible], first: int, limit: int) -> Largest | Infeasible:
+def largest(
+    attempt: Callable[[int], Placement | Infeasible],
+    first: int,
+    limit: int,
+    foresee: Callable[[Sequence[int]], int | None] = lambda _known: None,
+) -> Largest | Infeasible:
     """The largest value from 1 to `limit` that fits, found by way of `first` and of what is free or missing.
 
-    It is exact below 512, and to one part in 256 above: `value` and `next_value` were both attempted.
+    It is exact below 512 and where it is foreseen, else to one part in 256: `value` and `next_value` were both
+    attempted.
 
     Args:
         attempt: plans for a value, each once; what doesn't fit must not fit with a larger one either.
+        foresee: guesses the largest that fits from a value that does and one that does not, and from a third if there
+            is one; None where it cannot.
     """
     fits: dict[int, Placement] = {}
     refused: dict[int, Infeasible] = {}
-    value, streak = min(max(1, first), limit), 0
+    value, streak, guesses, misses = min(max(1, first), limit), 0, 0, 0
     while True:
         answer = attempt(value)
         if isinstance(answer, Infeasible):
@@ -42,10 +52,27 @@ def largest(attempt: Callable[[int], Placement | Infeasible], first: int, limit:
         low, high = max(fits, default=0), min(refused, default=limit + 1)
         if not fits and high == 1:
             return refused[1]
-        if fits and high - low <= (_fineness(high) if refused else 1):
+        if fits and high - low == 1:
             break
-        value = _next(fits, refused, limit, streak)
+        guess = None
+        if fits and refused and refused[high].missing_bytes and guesses < _MAX_GUESSES:
+            guess = foresee([low, high, *_beside({*fits, *refused} - {low, high}, low, high)])
+        if guess is not None:
+            guesses, misses = guesses + 1, 0 if low < guess < high else misses + 1
+            value = _near(guess, low, high, misses)
+        elif fits and refused and high - low <= _fineness(high):
+            break
+        else:
+            value = _next(fits, refused, limit, streak)
     return Largest(low, fits[low], high if refused else None, refused.get(high))
+
+
+def _near(guess: int, low: int, high: int, misses: int) -> int:
+    """The value to attempt for a guess: where it is `low`, one above, and further off the more often it was no news."""
+    if low < guess < high:
+        return guess
+    far = min(1 << misses - 1, (high - low) // 2)
+    return low + far if guess <= low else high - far
 
 
 def _next(fits: Mapping[int, Placement], refused: Mapping[int, Infeasible], limit: int, streak: int) -> int:
@@ -109,21 +136,23 @@ def _fullest(placement: Placement) -> Device:
 
 def _root(margins: Mapping[int, int], low: int, high: int) -> int:
     """Where the curve through `low`, `high` and a value that is next to them, but not close, changes its sign."""
-    apart = {value: min(abs(value - low), abs(value - high)) for value in margins}
-    others = sorted((value for value in margins if 4 * apart[value] >= high - low), key=lambda value: apart[value])
-    points = {value: margins[value] for value in (low, high, *others[:1])}
-    return smallest(lambda value: _curve(points, value) < 0, low, high) - 1
+    apart = [value for value in margins if 4 * min(abs(value - low), abs(value - high)) >= high - low]
+    known = [low, high, *_beside(apart, low, high)]
+
+    def is_negative(value: int) -> bool:
+        return sum(share * margins[at] for share, at in zip(shares(known, value), known, strict=True)) < 0
+
+    return smallest(is_negative, low, high) - 1
 
 
-def _curve(points: Mapping[int, int], value: int) -> float:
-    """The polynomial through `points` at `value`, as Lagrange writes it."""
-    total = 0.0
-    for at, margin in points.items():
-        term = float(margin)
-        for other in points.keys() - {at}:
-            term *= (value - other) / (at - other)
-        total += term
-    return total
+def _beside(values: Iterable[int], low: int, high: int) -> list[int]:
+    """The one of `values` that is next to `low` and `high`; none if there is none."""
+    return sorted(values, key=lambda value: min(abs(value - low), abs(value - high)))[:1]
+
+
+def shares(known: Sequence[int], value: int) -> list[float]:
+    """How much what is at each of `known` counts in the polynomial through them at `value`, as Lagrange writes it."""
+    return [math.prod((value - other) / (at - other) for other in known if other != at) for at in known]
 
 
 def _fineness(value: int) -> int:

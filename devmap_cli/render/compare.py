@@ -39,7 +39,13 @@ class Candidate:
     def to_document(self) -> dict[str, Any]:
         """The answer as plain data."""
         if isinstance(self.answer, Infeasible):
-            return {"strategy": self.strategy, "fits": False, "missing_bytes": self.answer.missing_bytes}
+            device = self.answer.device
+            return {
+                "strategy": self.strategy,
+                "fits": False,
+                "device": None if device is None else device.map_value,
+                "missing_bytes": self.answer.missing_bytes,
+            }
         placement = self.answer
         return {
             "strategy": self.strategy,
@@ -82,7 +88,8 @@ def compare_table(candidates: Sequence[Candidate], names: Mapping[Device, str]) 
 def _cells(candidate: Candidate, devices: Sequence[Device], shown: Sequence[Device]) -> list[str]:
     answer = candidate.answer
     if isinstance(answer, Infeasible):
-        return [*["–"] * len(shown), f"does not fit, missing {format_bytes(answer.missing_bytes)}"]
+        where = "" if answer.device is None else f" on {answer.device.label}"
+        return [*["–"] * len(shown), f"does not fit{where}, missing {format_bytes(answer.missing_bytes)}"]
     peaks = [answer.memory(device).peak_bytes for device in devices]
     sizes = [format_bytes(peak) for peak in peaks]
     if not shown:

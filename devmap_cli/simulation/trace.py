@@ -8,9 +8,10 @@ of a placement. Free of torch: the recorder is told of allocations, and knows th
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import count
+from operator import mul
 from typing import Any
 
 from devmap_cli.model.names import parent
@@ -97,6 +98,30 @@ class Trace:
             holders=tuple(Holder(fqn, block, tuple(sizes)) for fqn, block, *sizes in document["holders"]),
             phases={name: _tuples(numbers, 3) for name, numbers in document["phases"].items()},
         )
+
+
+def are_alike(one: Trace, other: Trace) -> bool:
+    """Whether two traces of one model have the same events in the same order, however large."""
+    if one.weights != other.weights or one.phases.keys() != other.phases.keys():
+        return False
+    return all(
+        [event[:2] for event in events] == [event[:2] for event in other.phases[name]]
+        for name, events in one.phases.items()
+    )
+
+
+def mixed(traces: Sequence[Trace], shares: Sequence[float]) -> Trace:
+    """A trace like all of `traces`, whose sizes are sums of theirs, each counted by its share; shares add up to 1."""
+
+    def mix(sizes: Sequence[int]) -> int:
+        return max(1, round(sum(map(mul, shares, sizes)))) if sizes[0] else 0
+
+    phases = {}
+    for name, events in traces[0].phases.items():
+        columns = [[size for _, _, size in trace.phases[name]] for trace in traces]
+        sizes = map(mix, zip(*columns, strict=True))
+        phases[name] = tuple((event, first, size) for (event, first, _), size in zip(events, sizes, strict=True))
+    return replace(traces[0], phases=phases)
 
 
 def _tuples(numbers: Sequence[int], size: int) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from devmap_cli.devices.budgets import Budgets
 from devmap_cli.devices.device import Device
 from devmap_cli.planning.nouns import Block, Infeasible, Placement
-from devmap_cli.planning.searching import Largest, fewest, largest, smallest
+from devmap_cli.planning.searching import Largest, fewest, largest, shares, smallest
 
 GPU = Device("sim", 0)
 Takes = Callable[[int], int]
@@ -58,6 +58,29 @@ def test_a_handful_of_attempts_find_the_largest(takes: Takes, budget: int, first
     assert 1000 + takes(found.value) <= budget < 1000 + takes(found.next_value)
     assert found.next_value - found.value <= max(1, found.next_value // 256)
     assert len(attempt.values) == len(set(attempt.values)) <= 11
+
+
+@pytest.mark.parametrize("off_by", [0, 3, -3, 40, -40])
+@pytest.mark.parametrize("takes", [linear, quadratic, in_segments])
+def test_what_is_foreseen_is_found_to_one(takes: Takes, off_by: int) -> None:
+    budget = 12_345_678
+    most = smallest(lambda value: 1000 + takes(value) > budget, 0, 1 << 24) - 1
+    attempt = Attempts(takes, budget)
+    found = largest(attempt, 2048, 1 << 24, lambda _known: most + off_by)
+    assert isinstance(found, Largest)
+    assert (found.value, found.next_value) == (most, most + 1)
+    assert len(attempt.values) == len(set(attempt.values)) <= (6 if off_by == 0 else 20)
+
+
+def test_polynomials_through_what_is_known() -> None:
+    def curve(value: int) -> int:
+        return 5 + 3 * value + 7 * value * value
+
+    known = [2048, 9000, 3000]
+    shared = zip(shares(known, 4471), map(curve, known), strict=True)
+    assert sum(share * at for share, at in shared) == pytest.approx(curve(4471))
+    assert shares([10, 20], 15) == [0.5, 0.5]
+    assert shares([10, 20], 10) == [1, 0]
 
 
 def test_it_is_found_without_margins_too() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from devmap_cli.simulation.trace import MAX_DEVICES, Event, Holder, Recorder, Trace
+from devmap_cli.simulation.trace import MAX_DEVICES, Event, Holder, Recorder, Trace, are_alike, mixed
 
 BLOCKS = {"embed": 0, "layers.0": 1, "layers.1": 2}
 
@@ -103,6 +103,24 @@ def test_more_blocks_than_devices_share_them_in_turns() -> None:
     recorder.allocated(0, 64)
     recorder.allocated(1, 64)
     assert [block for _, block, _ in recorder.trace().phases["prefill"]] == [0, MAX_DEVICES, 0, 1]
+
+
+def sized(*sizes: int, weights: tuple[tuple[int, int], ...] = ((0, 100),), event: Event = Event.FREE) -> Trace:
+    events = (*((Event.ALLOCATE, 0, size) for size in sizes), (event, 0, 0))
+    return Trace(1, weights, (), (0,), (100,), (), {"prefill": events})
+
+
+def test_traces_mix_size_by_size() -> None:
+    assert mixed([sized(10, 1000), sized(30, 2000)], [0.25, 0.75]) == sized(25, 1750)
+    assert mixed([sized(10, 1000), sized(30, 2000), sized(20, 1200)], [1, 1, -1]) == sized(20, 1800)
+    assert mixed([sized(10), sized(40)], [2, -1]) == sized(1)  # never nothing
+
+
+def test_traces_are_alike_whatever_their_sizes() -> None:
+    assert are_alike(sized(10, 20), sized(30, 40))
+    assert not are_alike(sized(10), sized(10, 20))
+    assert not are_alike(sized(10), sized(10, event=Event.CACHED))
+    assert not are_alike(sized(10), sized(10, weights=((0, 101),)))
 
 
 def test_a_trace_survives_json() -> None:
