@@ -236,6 +236,4 @@ def solve_note(what: Solve, found: Largest, spec: ModelSpec) -> str:
         return f"{found.value:,} {unit} at most: {refusal.reason}"
     binds = "" if refusal.device is None else f"{refusal.device.label} binds, "
     missing = f"{binds}{format_bytes(refusal.missing_bytes)} missing"
-    if found.next_value == found.value + 1:
-        return f"{found.value:,} {unit} at most: {missing} for {found.next_value:,}"
     return f"{found.value:,} {unit} fit, {found.next_value:,} do not: {missing}"
