@@ -25,7 +25,7 @@ bench: $(VENV)/dev.stamp $(MODEL)/config.json ## measure against transformers an
 	$(PYTHON) -m tests.benchmarks $(MODEL)
 	$(PYTHON) -m tests.benchmarks.rehearsals
 	$(PYTHON) -m tests.benchmarks.speeds
-	$(PYTHON) -m tests.benchmarks.plans --models 40
+	$(PYTHON) -m tests.benchmarks.plans
 	$(PYTHON) -m pytest -m slow
 
 completions: $(VENV)/dev.stamp ## write completions/ and the help texts in README.md

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from devmap_cli.model.names import join, parent
 from devmap_cli.model.spec import ModelSpec, ModuleSpec
@@ -123,12 +124,10 @@ def _streamed_bytes(spec: ModelSpec, index_of: Mapping[str, int]) -> Counter[int
     return streamed
 
 
-def _with_ancestors(fqn: str) -> Iterator[str]:
+@lru_cache(1 << 16)
+def _with_ancestors(fqn: str) -> tuple[str, ...]:
     """`fqn`, then what contains it, up to the root."""
-    while fqn:
-        yield fqn
-        fqn = parent(fqn)
-    yield ""
+    return (fqn, *_with_ancestors(parent(fqn))) if fqn else ("",)
 
 
 def _bytes_below(spec: ModelSpec) -> Counter[str]:
