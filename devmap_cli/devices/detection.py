@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +13,9 @@ from devmap_cli.devices.device import CPU, DISK, Device
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
+_DEV = Path("/dev")
+_DRIVER_FILES = ("nvidia*", "nvhost*", "nvgpu*", "nvmap", "dxg", "kfd", "dri/render*", "davinci*", "accel*")
+"""NVIDIA's, also on Jetson and within Windows, AMD's, Intel's, Huawei's, and those of Linux's own accel subsystem."""
 _CGROUP_FILES = (  # limit, use, and the statistic of file cache that can be dropped: v2, then v1
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -69,6 +73,8 @@ def accelerator_kind() -> str | None:
 
 
 def _accelerators() -> list[DetectedDevice]:
+    if not _is_any_driver_here():
+        return []
     import torch
 
     kind = accelerator_kind()
@@ -81,6 +87,11 @@ def _accelerators() -> list[DetectedDevice]:
         free_bytes, total_bytes = torch.accelerator.get_memory_info(index)
         found.append(DetectedDevice(Device(kind, index), _device_name(kind, index), total_bytes, free_bytes))
     return found
+
+
+def _is_any_driver_here() -> bool:
+    """Whether any driver of accelerators has its files in /dev; elsewhere than on Linux only torch can tell."""
+    return sys.platform != "linux" or any(any(_DEV.glob(pattern)) for pattern in _DRIVER_FILES)
 
 
 def _device_name(kind: str, index: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from devmap_cli.errors import DevmapError, RequestError, SurroundingsError, first_line
 from devmap_cli.model.dtypes import DTYPE_HINT, is_floating
+from devmap_cli.model.lookups import known_file, remember
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[\w.-]+)?")
 CONFIG_NAME = "config.json"
@@ -49,6 +50,8 @@ class ModelReference:
 def resolve(model: str, revision: str | None = None) -> ModelReference:
     """Find MODEL and read its config.json; a hub id's is downloaded, or taken from the hub's cache.
 
+    A hub that was asked a few minutes ago is not asked again.
+
     Raises:
         RequestError: no such folder or hub model, no config.json in it, or one that is no JSON object.
         SurroundingsError: the hub cannot be reached, or refuses.
@@ -68,7 +71,10 @@ def resolve(model: str, revision: str | None = None) -> ModelReference:
         )
     if not _HUB_ID.fullmatch(model) or model.count("/") > 1:
         raise RequestError(f"no folder {model!r}, and no hub id either", _MODEL_HINT)
-    config_path = _download(model, revision)
+    config_path = known_file(model, revision)
+    if config_path is None:
+        config_path = _download(model, revision)
+        remember(model, revision, config_path)
     return _read(model, _commit(config_path) or revision, config_path)
 
 

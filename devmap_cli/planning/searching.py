@@ -56,7 +56,8 @@ def largest(
             break
         guess = None
         if fits and refused and refused[high].missing_bytes and guesses < _MAX_GUESSES:
-            guess = foresee([low, high, *_beside({*fits, *refused} - {low, high}, low, high)])
+            others = {*fits, *(value for value in refused if refused[value].missing_bytes)} - {low, high}
+            guess = foresee([low, high, *_beside(others, low, high)])
         if guess is not None:
             guesses, misses = guesses + 1, 0 if low < guess < high else misses + 1
             value = _near(guess, low, high, misses)

@@ -96,6 +96,7 @@ def test_disk() -> None:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, kind: str | None, memory: list[tuple[int, int]]) -> None:
     """Let torch say that the machine has accelerators of `kind` with (free, total) bytes each."""
+    monkeypatch.setattr(detection, "_DRIVER_FILES", ("null",))
     current = None if kind is None else types.SimpleNamespace(type=kind)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: current)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: len(memory))
@@ -109,6 +110,20 @@ def test_accelerators_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     found = detect()
     assert [item.device for item in found] == [Device("cuda", 0), Device("cuda", 1), CPU, DISK]
     assert found[0] == DetectedDevice(Device("cuda", 0), "Card 0", 4 * GIB, 3 * GIB)
+
+
+@pytest.mark.parametrize("file", ["nvidiactl", "dxg", "kfd", "dri/renderD128", "davinci0", "accel"])
+def test_torch_is_asked_where_a_driver_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str) -> None:
+    files = detection._DRIVER_FILES
+    pretend(monkeypatch, "cuda", [(3 * GIB, 4 * GIB)])
+    monkeypatch.setattr(detection, "_DRIVER_FILES", files)
+    monkeypatch.setattr(detection, "_DEV", tmp_path)
+    monkeypatch.setattr("sys.platform", "linux")
+    (tmp_path / "null").touch()
+    assert [item.device for item in detect()] == [CPU, DISK]
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    assert [item.device for item in detect()] == [Device("cuda", 0), CPU, DISK]
 
 
 def test_only_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

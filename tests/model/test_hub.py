@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from devmap_cli.model.cache import cache_folder
 from devmap_cli.model.load import load_spec
+from devmap_cli.model.lookups import KEPT_SECONDS
 from tests.support.hub import Hub, Repo, loopback_hub
 from tests.support.processes import Outcome, run_devmap, run_python
 from tests.support.toys import TOYS
@@ -48,8 +51,32 @@ def test_a_model_is_found_and_its_commit_recorded(hub: Hub, tmp_path: Path) -> N
     assert not any("safetensors" in request for request in hub.requests)
 
 
+def make_lookups_older(seconds: float) -> None:
+    for path in (cache_folder() / "lookups").iterdir():
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps({**document, "found_at": document["found_at"] - seconds}))
+
+
+def test_the_hub_is_not_asked_again_for_a_while(hub: Hub, tmp_path: Path) -> None:
+    def num_requests() -> int:
+        before = len(hub.requests)
+        assert inspect("org/toy", endpoint=hub.endpoint, home=tmp_path).exit_code == 0
+        return len(hub.requests) - before
+
+    assert num_requests() > 0
+    assert num_requests() == 0
+    make_lookups_older(KEPT_SECONDS)
+    assert num_requests() > 0
+    assert num_requests() == 0
+    make_lookups_older(-3600)  # a clock that was set back
+    assert num_requests() > 0
+    shutil.rmtree(tmp_path / "hf")
+    assert num_requests() > 0
+
+
 def test_offline_with_the_config_in_the_cache(hub: Hub, tmp_path: Path) -> None:
     assert inspect("org/toy", endpoint=hub.endpoint, home=tmp_path).exit_code == 0
+    make_lookups_older(KEPT_SECONDS)
     before = len(hub.requests)
     done = inspect("org/toy", endpoint=hub.endpoint, home=tmp_path, offline=True)
     assert (done.exit_code, done.stderr) == (0, "")
