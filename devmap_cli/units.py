@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
+_BASES = ((1000, "B"), (1024, "iB"))
 _DECIMAL = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[a-z%]*)", re.IGNORECASE)
 _UNIT = re.compile(r"(?P<prefix>[KMGTP]?)(?P<binary>I?)B?", re.IGNORECASE)
@@ -103,6 +104,14 @@ def format_bytes(num_bytes: int) -> str:
     if unit == "B":
         return f"{num_bytes} B"
     return f"{size:.2f} {unit}" if unit in ("GiB", "TiB") and abs(size) < 10 else f"{size:.1f} {unit}"
+
+
+def exact_bytes(num_bytes: int) -> str:
+    """Bytes as options take them, to the byte, in the largest unit that divides them: `10GB`, `24GiB`, `1000001B`."""
+    prefixes = {prefix: power for prefix, power in _DECIMAL.items() if power}
+    units = {base**power: prefix + end for base, end in _BASES for prefix, power in prefixes.items()}
+    size = max((size for size in units if num_bytes and num_bytes % size == 0), default=1)
+    return f"{num_bytes // size}{units.get(size, 'B')}"
 
 
 def format_count(count: int) -> str:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from devmap_cli.units import (
     Amount,
     SizeError,
+    exact_bytes,
     format_bytes,
     format_count,
     format_seconds,
@@ -185,3 +186,16 @@ def test_formats_seconds(seconds: float, text: str) -> None:
 def test_more_than_any_device_has() -> None:
     with pytest.raises(SizeError, match="more than any device has"):
         parse_size("9" * 500 + "GB")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0B"), (999, "999B"), (10 * 10**9, "10GB"), (24 << 30, "24GiB"), (1_000_001, "1000001B"), (2048, "2KiB")],
+)
+def test_exact_bytes(num_bytes: int, text: str) -> None:
+    assert exact_bytes(num_bytes) == text
+
+
+@given(st.integers(1, 10**15))
+def test_exact_bytes_are_read_as_they_were(num_bytes: int) -> None:
+    assert parse_size(exact_bytes(num_bytes)) == num_bytes

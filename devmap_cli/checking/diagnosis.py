@@ -88,25 +88,28 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What the process would take of a device at its peak, and what it may, in bytes."""
+    """What the process would take of a device at its peak, and what it may, in bytes; `ways` lower it."""
 
     device: Device
     needed_bytes: int
     weights_bytes: int
+    activation_bytes: int
     budget_bytes: int
+    ways: tuple[str, ...] = ("shorten the prompt",)
 
 
 def out_of_memory(short: Shortage, phase: str, module: str = "") -> Finding:
     """A device too small for the run, which ends in `phase`; `module` is the one that was computing."""
     device, missing = short.device, format_bytes(short.needed_bytes - short.budget_bytes)
     needed, weights = format_bytes(short.needed_bytes), format_bytes(short.weights_bytes)
+    activations = format_bytes(short.activation_bytes)
     return Finding(
         "out-of-memory",
         "error",
         str(device.map_value),
-        f"{device.label} would take {needed} at its peak, {weights} of it weights: "
+        f"{device.label} would take {needed} at its peak, {weights} of it weights and {activations} activations: "
         f"{missing} over its budget of {format_bytes(short.budget_bytes)}",
-        f"move {missing} or more from {device.label} elsewhere, or shorten the prompt",
+        f"move {missing} or more from {device.label} elsewhere, or {' or '.join(short.ways)}",
         f"the run ends in {phase}, out of memory on {device.label}{f', in {module}' if module else ''}",
     )
 

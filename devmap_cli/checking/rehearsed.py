@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapWorkload
     from devmap_cli.model.spec import ModelSpec
-    from devmap_cli.simulation.memory import DeviceRehearsal
+    from devmap_cli.simulation.memory import DeviceRehearsal, PhaseMemory
     from devmap_cli.simulation.rehearsal import Failure, Rehearsal
 
 _TOO_LONG = "it is longer than what the model has positions for"
@@ -120,7 +120,7 @@ class _Trial:
         over = [phase.phase for phase in cpu.phases if phase.peak_bytes > capacity]
         if not over:
             return told
-        short = diagnosis.Shortage(CPU, cpu.highest.peak_bytes, cpu.highest.weights_bytes, capacity)
+        short = self._shortage(CPU, cpu.highest.peak_bytes, cpu.highest, capacity)
         return replace(told, findings=(diagnosis.out_of_memory(short, over[0]),), stopped_in=over[0])
 
     def _within_limits(self, unlimited: Rehearsal) -> Forecast:
@@ -185,12 +185,20 @@ class _Trial:
             over = [phase for phase in PHASES if seen.allocated_bytes.get(phase, 0) > capacities[index]]
             budget = self._rehearser.budgets[device]
             needed = seen.most_reserved_bytes + budget - allocatable_bytes(budget, device)
-            short = diagnosis.Shortage(device, needed, seen.peak.weights_bytes, budget)
+            short = self._shortage(device, needed, seen.peak, budget)
             if device in first:
                 findings[index] = diagnosis.out_of_memory(short, failure.phase, failure.module)
             elif over:
                 findings[index] = diagnosis.out_of_memory(short, over[0])
         return findings
+
+    def _shortage(
+        self, device: Device, needed_bytes: int, peak: PhaseMemory | PhasePeak, budget: int
+    ) -> diagnosis.Shortage:
+        workload = self._rehearser.workload
+        media = (("take smaller images", workload.images), ("take fewer frames", workload.videos))
+        ways = ("shorten the prompt", *(way for way, given in media if given))
+        return diagnosis.Shortage(device, needed_bytes, peak.weights_bytes, peak.activation_bytes, budget, ways)
 
     def _stopped(self, rehearsal: Rehearsal, failure: Failure) -> Forecast:
         stopped_in = failure.phase or PHASES[0]

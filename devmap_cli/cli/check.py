@@ -14,12 +14,14 @@ from devmap_cli.cli.options import DtypeOption, Json, QuantizeOption, Revision, 
 from devmap_cli.cli.streams import print_json
 from devmap_cli.cli.workload import (
     DEFAULT_PROMPT_TOKENS,
+    Attention,
     Images,
     KvDtype,
     MapsKvDtypeOption,
     Videos,
     parse_image,
     parse_video,
+    with_room_for_media,
 )
 from devmap_cli.errors import EXIT_NO, RequestError
 from devmap_cli.model.kv_dtypes import AUTO
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from devmap_cli.mapfile import MapFile, MapWorkload
     from devmap_cli.model.spec import ModelSpec
 
-_REHEARSED = ("sdpa", "eager", "flash_attention_2")
+_REHEARSED = tuple(name.value for name in Attention)
 
 
 def check(
@@ -126,6 +128,10 @@ def check(
     if prompt_tokens is None and document.workload is None and not (images or videos):
         usual = usual_prompt_tokens(empty, DEFAULT_PROMPT_TOKENS, workload.max_new_tokens)
         workload = replace(workload, prompt_tokens=usual)
+    if prompt_tokens is None and (images or videos):
+        from devmap_cli.simulation.asking import tokens_of_media
+
+        workload = with_room_for_media(workload, tokens_of_media(empty, workload))
     rehearser = Rehearser(empty, spec, workload, dict(budgets), cards)
     report = check_document(document, rehearser)
     repaired = repair_document(document, rehearser, report) if fix else None
@@ -316,9 +322,11 @@ def _gpus(rehearser: Rehearser) -> str | None:
 def _plan_command(rehearser: Rehearser, dtype: str | None, *, trust_remote_code: bool) -> str:
     """What plans the same model, loaded alike, for the same budgets and workload."""
     spec, workload = rehearser.spec, rehearser.workload
+    from devmap_cli.units import exact_bytes
+
     gpus = _gpus(rehearser)
     budgets = ",".join(
-        f"{device.map_value}:{size}B"
+        f"{device.map_value}:{exact_bytes(size)}"
         for device, size in rehearser.budgets.items()
         if not (gpus and device.is_accelerator)
     )
@@ -332,8 +340,13 @@ def _plan_command(rehearser: Rehearser, dtype: str | None, *, trust_remote_code:
         "--prompt-tokens": workload.prompt_tokens,
         "--max-new-tokens": workload.max_new_tokens,
         "--batch-size": workload.batch_size if workload.batch_size > 1 else None,
+        "--attention": workload.attention if workload.attention != Attention.sdpa.value else None,
         "--kv-dtype": workload.kv_dtype if workload.kv_dtype != AUTO else None,
     }
+    media = [
+        *(f"--image {width}x{height}" for height, width in workload.images),
+        *(f"--video {width}x{height}x{frames}" for height, width, frames in workload.videos),
+    ]
     said = [f"{name} {shlex.quote(str(value))}" for name, value in options.items() if value is not None]
     trusted = ["--trust-remote-code"] if trust_remote_code else []
-    return " ".join(["devmap plan", shlex.quote(spec.model_id), *said, *trusted])
+    return " ".join(["devmap plan", shlex.quote(spec.model_id), *said, *media, *trusted])

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from devmap_cli.model.kv_dtypes import QUANTIZED
+from devmap_cli.cli.workload import with_room_for_media
 
 if TYPE_CHECKING:
     from devmap_cli.devices.capability import Capability
@@ -19,17 +19,8 @@ if TYPE_CHECKING:
     from devmap_cli.planning.profiling import Profiler
 
 
-_QUESTION_TOKENS = 256
-_GROUP_SIZE = 64
-"""Numbers with one scale in a quantized KV cache (`q_group_size` of transformers' `QuantizedCache`)."""
 _MUCH = 4
 """Activations are named where they take one part in so many of a device, or more."""
-
-
-def prompt_step(kv_dtype: str) -> int:
-    """Prompts whose tokens are a multiple of this can be kept in `kv_dtype` whatever a model's heads are."""
-    is_grouped = kv_dtype in QUANTIZED and QUANTIZED[kv_dtype].nbits is not None
-    return _GROUP_SIZE if is_grouped else 1
 
 
 class Planning:
@@ -81,9 +72,7 @@ class Planning:
         """
         if not workload.images and not workload.videos:
             return workload
-        step = prompt_step(workload.kv_dtype)
-        tokens = -(-(self._made_profiler().media_tokens(workload) + _QUESTION_TOKENS) // step) * step
-        return replace(workload, prompt_tokens=max(workload.prompt_tokens, tokens))
+        return with_room_for_media(workload, self._made_profiler().media_tokens(workload))
 
     def largest_activation(self, request: PlanRequest) -> str | None:
         """The block that needs most beside what stays, in words; None where that is little beside the budgets."""

@@ -59,7 +59,8 @@ def compare_strategies(planning: Planning, request: PlanRequest, *, as_json: boo
 
         out().print(compare_table(candidates, {device: card.name for device, card in request.cards.items()}))
         basis = "" if pace is None else f"; {speed_basis(pace, request.budgets.devices)}"
-        out().print(f"peaks and speed are predicted, and no map is written{basis}")
+        figures = "sizes are those of weights" if request.weights_only else "peaks and speed are predicted"
+        out().print(f"{figures}, and no map is written{basis}")
     if not any(isinstance(item.answer, Placement) for item in candidates):
         raise typer.Exit(EXIT_NO)
 
@@ -133,7 +134,7 @@ class _Attempts:
     """Plans for values of what is solved for, counted in units that the model takes, each value once."""
 
     def __init__(self, planning: Planning, request: PlanRequest, what: Solve) -> None:
-        from devmap_cli.cli.planning import prompt_step
+        from devmap_cli.cli.workload import prompt_step
 
         self.answers: dict[int, Placement | Infeasible] = {}
         self._planning, self._request, self._what = planning, request, what

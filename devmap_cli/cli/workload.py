@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from devmap_cli.errors import RequestError
+from devmap_cli.model.kv_dtypes import QUANTIZED
 
 if TYPE_CHECKING:
     from devmap_cli.mapfile import MapWorkload
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 DEFAULT_PROMPT_TOKENS = 2048
 DEFAULT_MAX_NEW_TOKENS = 256
+_QUESTION_TOKENS = 256
+_GROUP_SIZE = 64
+"""Numbers with one scale in a quantized KV cache (`q_group_size` of transformers' `QuantizedCache`)."""
 _IMAGE = re.compile(r"(?P<width>[1-9]\d{0,5})[xX×](?P<height>[1-9]\d{0,5})")
 
 
@@ -94,6 +99,19 @@ def parse_video(text: str) -> tuple[int, int, int]:
     if match is None or not frames.isdecimal() or not 0 < int(frames) < 10**6:
         raise RequestError(f"--video: {text!r} is not WIDTHxHEIGHTxFRAMES", "--video 1280x720x16")
     return int(match["height"]), int(match["width"]), int(frames)
+
+
+def with_room_for_media(workload: MapWorkload, media_tokens: int) -> MapWorkload:
+    """`workload` with a prompt that has room for the tokens of its images and videos, and for a question about them."""
+    step = prompt_step(workload.kv_dtype)
+    tokens = -(-(media_tokens + _QUESTION_TOKENS) // step) * step
+    return replace(workload, prompt_tokens=max(workload.prompt_tokens, tokens))
+
+
+def prompt_step(kv_dtype: str) -> int:
+    """Prompts whose tokens are a multiple of this can be kept in `kv_dtype` whatever a model's heads are."""
+    is_grouped = kv_dtype in QUANTIZED and QUANTIZED[kv_dtype].nbits is not None
+    return _GROUP_SIZE if is_grouped else 1
 
 
 def workload_for(

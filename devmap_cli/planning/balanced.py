@@ -20,7 +20,8 @@ def on_accelerators(task: Task) -> list[Run] | None:
     """All blocks on the accelerators, balanced: in the given order, else another, else in any places."""
     segments = arranged(task.costs, task.accelerators)
     if segments is not None:
-        return runs_of(segments, f"balanced: no device above {percent(segments.highest_use(task.costs))} of its budget")
+        highest = percent(segments.highest_use(task.costs))
+        return runs_of(segments, f"balanced: no device above {highest} of its budget, what its allocator keeps aside")
     return scattered(task)
 
 

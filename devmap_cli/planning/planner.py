@@ -89,13 +89,29 @@ def make_plan(
     """
     if not request.budgets.accelerators and needs_accelerator(spec.quantization):
         return _without_accelerator(spec, request)
-    if request.weights_only:
-        blocks = tuple(replace(block, kv_cache_bytes=0, streamed_bytes=0) for block in blocks_of(spec, 0, 1))
-        means = _Means(Arithmetic(), is_probe=is_probe)
-        return _Planner(request, apply_pins(blocks, request.pins, spec), means).plan()
     only_accelerators = off_gpu(spec.quantization)
     if only_accelerators is not None and request.budgets.accelerators:
         request = replace(request, budgets=request.budgets.without_tiers())
+    blocks, means = _needs(spec, request, profile, missing, pace, is_probe=is_probe)
+    answer = _Planner(request, apply_pins(blocks, request.pins, spec), means).plan()
+    if isinstance(answer, Infeasible) and only_accelerators is not None:
+        return replace(answer, reason=f"{answer.reason}; {only_accelerators}")
+    return answer
+
+
+def _needs(
+    spec: ModelSpec,
+    request: PlanRequest,
+    profile: Profile | None,
+    missing: Callable[[Mapping[str, Device]], Mapping[Device, int]] | None,
+    pace: Pace | None,
+    *,
+    is_probe: bool,
+) -> tuple[tuple[Block, ...], _Means]:
+    """The blocks with what counts of their needs, and what they are planned by."""
+    if request.weights_only:
+        blocks = tuple(replace(block, kv_cache_bytes=0, streamed_bytes=0) for block in blocks_of(spec, 0, 1))
+        return blocks, _Means(Arithmetic(), is_probe=is_probe)
     workload = request.workload
     blocks = blocks_of(spec, workload.prompt_tokens + workload.max_new_tokens, workload.batch_size)
     means = _Means(Arithmetic(), 0, request.more_workspace_bytes, pace, is_probe)
@@ -106,10 +122,7 @@ def make_plan(
         if missing is not None:
             rehearsing = Rehearsing(judge, lambda placement: missing(_device_map(spec, placement)))
             means = replace(means, judge=rehearsing, unrehearsed=judge)
-    answer = _Planner(request, apply_pins(blocks, request.pins, spec), means).plan()
-    if isinstance(answer, Infeasible) and only_accelerators is not None:
-        return replace(answer, reason=f"{answer.reason}; {only_accelerators}")
-    return answer
+    return blocks, means
 
 
 @dataclass(frozen=True, slots=True)

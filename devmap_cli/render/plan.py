@@ -190,7 +190,8 @@ def plan_notes(
         notes.append(_not_rehearsed(plan, workload, reason))
     else:
         notes.append(f"predicted for {_workload(workload)} by a rehearsal of the model's code{_beside_rehearsal(plan)}")
-        notes += [*_fullest_while_loading(spec, plan), *_bound_by_activations(plan, workload)]
+        loading = _fullest_while_loading(spec, plan)
+        notes += [*_while_loading(loading), *_bound_by_activations(plan, workload, but=loading)]
     if workload is not None and spec.max_positions and _longest(spec, workload) > spec.max_positions:
         notes.append(f"more than the {spec.max_positions:,} tokens that the model was made for")
     by_reason: dict[str, list[str]] = {}
@@ -223,25 +224,33 @@ def _beside_rehearsal(plan: MapFile) -> str:
     return f", with {' or '.join(shares)} for {runtime.name}"
 
 
-def _fullest_while_loading(spec: ModelSpec, plan: MapFile) -> list[str]:
-    """Says so of the accelerators that take the most before there is a KV cache, which their figures then lack."""
+def _fullest_while_loading(spec: ModelSpec, plan: MapFile) -> list[Device]:
+    """The accelerators that take the most before there is a KV cache, which their figures then lack."""
     caching = {owner(cache.fqn, plan.device_map) for cache in spec.kv_cache or () if cache.num_bytes(1)}
     used = {plan.device_map[key] for key in caching if key is not None}
-    labels = [
-        item.device.label
+    return [
+        item.device
         for item in plan.devices
         if item.device in used and item.device.is_accelerator and item.activation_bytes and not item.kv_cache_bytes
     ]
-    takes = "takes" if len(labels) == 1 else "take"
-    return [f"{', '.join(labels)} {takes} the most while loading, before there is a KV cache"] if labels else []
 
 
-def _bound_by_activations(plan: MapFile, workload: MapWorkload) -> list[str]:
-    """Says so of the accelerators of which activations take more than weights do, and what lowers them."""
+def _while_loading(devices: Sequence[Device]) -> list[str]:
+    labels = ", ".join(device.label for device in devices)
+    takes = "takes" if len(devices) == 1 else "take"
+    return [f"{labels} {takes} the most while loading, before there is a KV cache"] if devices else []
+
+
+def _bound_by_activations(plan: MapFile, workload: MapWorkload, but: Sequence[Device]) -> list[str]:
+    """Says so of the accelerators of which activations take more than weights do, and what lowers them.
+
+    Args:
+        but: those of which it is what loading takes.
+    """
     bound = [
         f"{item.device.label} ({format_bytes(item.activation_bytes)} of {format_bytes(item.peak_bytes)})"
         for item in plan.devices
-        if item.device.is_accelerator and item.activation_bytes > item.weights_bytes > 0
+        if item.device.is_accelerator and item.activation_bytes > item.weights_bytes > 0 and item.device not in but
     ]
     if not bound:
         return []

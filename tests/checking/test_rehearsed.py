@@ -8,6 +8,7 @@ from devmap_cli.checking.check import CheckReport
 from devmap_cli.devices.device import Device
 from devmap_cli.errors import RequestError
 from devmap_cli.mapfile import MapWorkload
+from devmap_cli.units import format_bytes
 from tests.checking.rehearsing import SHORT, Subject, codes, the
 from tests.support.toys import TOYS
 
@@ -101,6 +102,7 @@ def test_out_of_memory_names_device_phase_and_missing_bytes(qwen2: Subject) -> N
     finding = the("out-of-memory", report)
     assert (finding.severity, finding.module) == ("error", "0")
     assert f"over its budget of {4 * MIB >> 20}.0 MiB" in finding.message
+    assert f" of it weights and {format_bytes(unlimited.highest.activation_bytes)} activations: " in finding.message
     assert finding.consequence.startswith("the run ends in prefill, out of memory on GPU 0, in model.")
     assert report.forecast.stopped_in == "prefill"
     assert report.forecast.devices[0].free_bytes == 4 * MIB * 7 // 8 - unlimited.highest.peak_bytes

@@ -197,6 +197,21 @@ def test_the_plan_that_is_hinted_at_loads_the_model_alike(devmap: Run, toy: Make
     assert planned["workload"]["batch_size"] == 2
 
 
+def test_images_and_videos_have_room_and_are_planned_for(devmap: Run, toy: MakeToy) -> None:
+    media = ("--image", "280x280", "--video", "112x56x8")
+    arguments = ("check", "--map", write({"": 0}), "--model", toy("qwen2_5_vl", max_position_embeddings=4096), *media)
+    assert devmap(*arguments).exit_code == 0
+    done = devmap(*arguments, "--max-memory", "0:6MB,1:1GB")
+    assert "activations: " in done.stdout
+    assert "or shorten the prompt or take smaller images or take fewer frames" in done.stdout
+    (hint,) = done.stderr.splitlines()
+    assert " 0:6MB,1:1GB " in hint
+    command = shlex.split(hint.removeprefix("hint: let devmap place it: devmap "))
+    assert devmap(*command).exit_code == 0
+    planned = json.loads(Path("map.json").read_text())["workload"]
+    assert (planned["images"], planned["videos"]) == ([[280, 280]], [[56, 112, 8]])
+
+
 def test_no_plan_is_hinted_at_where_a_budget_is_missing(devmap: Run, toy: MakeToy) -> None:
     arguments = ("check", "--map", write(WHOLE), "--model", toy("qwen2"), "--prompt-tokens", "4096")
     done = devmap(*arguments, "--max-memory", "0:4MiB,7:1GiB")

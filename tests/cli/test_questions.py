@@ -157,6 +157,23 @@ class TestSolve:
 
 
 class TestWaysOut:
+    @pytest.mark.parametrize("meaning", [[], ["--weights-only"]], ids=["all", "weights"])
+    def test_weights_that_need_an_accelerator_are_offloaded_nowhere(
+        self, devmap: Run, toy: MakeToy, meaning: list[str]
+    ) -> None:
+        folder = toy("qwen2", quantization_config={"quant_method": "awq", "bits": 4, "group_size": 32})
+        done = devmap("plan", folder, "--max-memory", "0:50KB,cpu:1GB", *meaning)
+        assert done.exit_code == 1
+        assert "awq weights run on accelerators only" in done.stderr
+        (_, hint) = done.stderr.splitlines()
+        for way in hint.removeprefix("hint: ").split("; or "):
+            command = shlex.split(way)[1:]
+            assert devmap(*command).exit_code == 0
+            devices = {
+                item["device"] for item in json.loads(Path("map.json").read_text())["devices"] if item["weights_bytes"]
+            }
+            assert devices == {0}
+
     def test_no_more_ram_than_needed(self, devmap: Run, model: Path) -> None:
         done = devmap("plan", model, "--max-memory", "0:4GB", "--prompt-tokens", "1000", "--json")
         (way,) = (way for way in json.loads(done.stdout)["ways_out"] if "cpu:" in way)

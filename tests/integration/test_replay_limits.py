@@ -130,9 +130,11 @@ def test_9_6_billion_parameters_on_a_card_of_16_gb(planner: Planner) -> None:
 
 @pytest.mark.slow
 @needs_corpus
-def test_awq_is_not_offloaded(planner: Planner) -> None:
-    done = planner.run("TheBloke__Llama-2-7B-AWQ", "--max-memory", "0:3GB,cpu:30GB", *SHORT)
+@pytest.mark.parametrize("meaning", [[], ["--weights-only"]], ids=["all", "weights"])
+def test_awq_is_not_offloaded(planner: Planner, meaning: list[str]) -> None:
+    done = planner.run("TheBloke__Llama-2-7B-AWQ", "--max-memory", "0:3GB,cpu:30GB", *SHORT, *meaning)
     assert done.exit_code == 1
+    assert "awq weights run on accelerators only" in done.stderr
 
 
 @pytest.mark.slow

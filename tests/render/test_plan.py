@@ -246,6 +246,11 @@ def test_an_answer_of_one_token_has_no_speed_per_token() -> None:
     )
 
 
+def test_what_loading_takes_is_lowered_by_no_shorter_prompt() -> None:
+    plan = map_of(*[GPU0] * 6, kv_cache_bytes=0, activation_bytes=9 * GIB)
+    assert notes_of(plan) == ["GPU 0 takes the most while loading, before there is a KV cache"]
+
+
 def test_a_video_that_takes_more_than_the_weights_is_named() -> None:
     plan = replace(
         map_of(*[GPU0] * 2, *[GPU1] * 4, activation_bytes=3 * GIB), workload=MapWorkload(1, 8, 8, videos=((9, 9, 4),))
