@@ -47,6 +47,19 @@ def atomic_write(path: str | Path, content: bytes) -> None:
         raise _write_error(Path(path), error) from error
 
 
+def check_folder(path: Path) -> None:
+    """Refuse a file in a folder that is not there, before anything is worked out for it.
+
+    Raises:
+        RequestError: naming the folder.
+    """
+    try:
+        path.parent.stat()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            raise _write_error(path, error) from error
+
+
 def _replace(target: Path, content: bytes, mode: int | None) -> None:
     temporary = target.with_name(f".devmap-{os.urandom(8).hex()}.tmp")
     try:

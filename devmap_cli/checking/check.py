@@ -91,11 +91,13 @@ def check_document(document: MapFile, rehearser: Rehearser) -> CheckReport:
     forecast = rehearser.forecast(device_map)
     findings = (
         *old_names,
+        *_absent_devices(device_map, rehearser),
         *(_with_copies(finding, forecast) for finding in found if not _is_told_better(finding, forecast)),
         *check_layers(device_map, spec, rehearser.cards),
         *forecast.findings,
     )
-    return CheckReport(device_map, findings, forecast, (*spec.notes, *_budget_notes(device_map, rehearser.budgets)))
+    notes = (*spec.notes, *_budget_notes(document, device_map, rehearser))
+    return CheckReport(device_map, findings, forecast, notes)
 
 
 def repair_document(document: MapFile, rehearser: Rehearser, found: CheckReport | None = None) -> Repair:
@@ -145,11 +147,37 @@ def _rewritten(document: MapFile, report: CheckReport, rehearser: Rehearser) -> 
     )
 
 
-def _budget_notes(device_map: Mapping[str, Device], budgets: Mapping[Device, int]) -> Iterator[str]:
-    """Accelerators that only the map names, or only the budgets."""
+def _absent_devices(device_map: Mapping[str, Device], rehearser: Rehearser) -> Iterator[Finding]:
+    """Accelerators that the map names and that are not there, where it is known which there are."""
+    present = [device for device in rehearser.budgets if device.is_accelerator]
+    if not rehearser.is_all or not present:
+        return
+    for device in _unlimited(device_map, rehearser.budgets):
+        keys = [key for key, value in device_map.items() if value == device]
+        others = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+        yield Finding(
+            "no-such-device",
+            "error",
+            str(device.map_value),
+            f"{keys[0]}{others} {'are' if others else 'is'} put on {device.label}, and there is but {listing(present)}",
+            f"put {'them' if others else 'it'} elsewhere, or name the devices: --gpus, --max-memory",
+            "loading fails",
+        )
+
+
+def _unlimited(device_map: Mapping[str, Device], budgets: Mapping[Device, int]) -> list[Device]:
     used = sorted({device for device in device_map.values() if device.is_accelerator})
+    return [device for device in used if device not in budgets]
+
+
+def _budget_notes(document: MapFile, device_map: Mapping[str, Device], rehearser: Rehearser) -> Iterator[str]:
+    """What is to be known of budgets: those of weights alone, and accelerators that only the map or they name."""
+    budgets = rehearser.budgets
+    if document.weights_only and not budgets:
+        yield "the map's budgets cap weights alone (--weights-only) and limit nothing here; --max-memory would"
+    used = set(device_map.values())
     unused = [device for device in budgets if device.is_accelerator and device not in used]
-    unlimited = [device for device in used if device not in budgets]
+    unlimited = [] if rehearser.is_all else _unlimited(device_map, budgets)
     if unused:
         yield f"the map puts nothing on {listing(unused)}"
     if budgets and unlimited:

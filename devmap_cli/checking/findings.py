@@ -18,6 +18,7 @@ Code = Literal[
     "overlapping-keys",
     "split-block",
     "split-tie",
+    "no-such-device",
     "over-budget",
     "quantized-on-cpu",
     "quantized-on-old-card",

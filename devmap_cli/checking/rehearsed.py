@@ -47,6 +47,7 @@ class Rehearser:
         model: the empty model that `spec` describes.
         budgets: bytes per device; one without a budget is unlimited.
         cards: of the accelerators, as far as they are known.
+        is_all: whether there are no accelerators but those with a budget.
     """
 
     model: Any
@@ -54,6 +55,7 @@ class Rehearser:
     workload: MapWorkload
     budgets: Mapping[Device, int]
     cards: Mapping[Device, Card] = field(default_factory=dict)
+    is_all: bool = False
 
     def forecast(self, device_map: Mapping[str, Device]) -> Forecast:
         """What a run with `device_map`, in today's names, will take, and what will stop it.

@@ -132,7 +132,8 @@ def check(
         from devmap_cli.simulation.asking import tokens_of_media
 
         workload = with_room_for_media(workload, tokens_of_media(empty, workload))
-    rehearser = Rehearser(empty, spec, workload, dict(budgets), cards)
+    is_all = gpus is not None or (max_memory is None and bool(document.devices))
+    rehearser = Rehearser(empty, spec, workload, dict(budgets), cards, is_all)
     report = check_document(document, rehearser)
     repaired = repair_document(document, rehearser, report) if fix else None
     written = _write(repaired, target, always=output is not None)
@@ -217,7 +218,8 @@ def _budgets(document: MapFile, max_memory: str | None, cards: Mapping[Device, C
     from devmap_cli.devices.budgets import Budgets
 
     if max_memory is None and not cards:
-        return Budgets.of({item.device: item.budget_bytes for item in document.devices})
+        known = () if document.weights_only else document.devices
+        return Budgets.of({item.device: item.budget_bytes for item in known})
     return budgets_from_options(max_memory, [], no_offload=False, cards=cards)
 
 

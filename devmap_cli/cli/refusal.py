@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from devmap_cli.cli.planning import Planning
     from devmap_cli.planning.planner import PlanRequest
 
-_NOT_REPEATED = ("model", "--max-memory", "--gpus", "--solve", "--output", "--report", "--explain", "--json")
+_NOT_REPEATED = ("model", "--max-memory", "--gpus", "--solve", "--report", "--explain", "--json")
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20, "B": 1}
 _MAX_WAYS = 4
 _MOST_HALVINGS = 4

@@ -124,8 +124,12 @@ def balanced(costs: SegmentCosts, rooms: Sequence[Room]) -> Segments | None:
 def evened(costs: SegmentCosts, rooms: Sequence[Room], use: Fraction) -> Segments:
     """Segments in the order of `rooms`, none above `use`, each as near as can be to an even share of what is left.
 
-    `use` must be feasible. No room stays empty that could take a block.
+    `use` must be feasible. No room stays empty that could take a block; of more rooms than blocks, the last ones do.
     """
+    first = rooms[: len(costs)]
+    if len(first) < len(rooms) and fill(costs, first, use).segments.stop == len(costs):
+        used = evened(costs, first, use)
+        return Segments(tuple(rooms), (*used.cuts, *[used.stop] * (len(rooms) - len(first))))
     num_blocks, earliest = len(costs), _earliest_cuts(costs, rooms, use)
     cuts = [0]
     for index, room in enumerate(rooms):

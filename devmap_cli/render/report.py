@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from devmap_cli.devices.device import Device
 from devmap_cli.errors import RequestError
-from devmap_cli.files import atomic_write
+from devmap_cli.files import atomic_write, check_folder
 from devmap_cli.mapfile import MapDevice, MapFile, MapModel, MapTransfer, MapWorkload
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.render.report_device import ReportDevice, ReportModule, modules_of
@@ -123,7 +123,7 @@ def check_report_path(path: str | Path) -> None:
     """Refuse a name that is no report's, so that a command can say so before it works.
 
     Raises:
-        RequestError: another extension than .svg and .html, or a folder.
+        RequestError: another extension than .svg and .html, a folder, or a folder that is not there.
     """
     target = Path(path)
     if target.suffix.lower() not in _FORMATS:
@@ -140,6 +140,7 @@ def check_report_path(path: str | Path) -> None:
     if is_folder:
         name = f"report{target.suffix}"
         raise RequestError(f"{path} is a folder, not a file", f"name a file in it: {target / name}")
+    check_folder(target)
 
 
 def write_report(path: str | Path, report: Report) -> None:

@@ -212,6 +212,36 @@ def test_images_and_videos_have_room_and_are_planned_for(devmap: Run, toy: MakeT
     assert (planned["images"], planned["videos"]) == ([[280, 280]], [[56, 112, 8]])
 
 
+def test_a_device_that_is_not_there_is_an_error(devmap: Run, toy: MakeToy) -> None:
+    assert devmap("plan", toy("qwen2"), "--gpus", "2xT4", "--strategy", "balanced", *SHORT).exit_code == 0
+    assert devmap("check", "--map", "map.json").exit_code == 0
+    fewer = devmap("check", "--map", "map.json", "--gpus", "1xT4")
+    assert fewer.exit_code == 1
+    assert "error  no-such-device  " in fewer.stdout
+    assert " put on GPU 1, and there is but GPU 0\n" in fewer.stdout
+    document = json.loads(Path("map.json").read_text())
+    document["device_map"]["lm_head"] = 7
+    Path("map.json").write_text(json.dumps(document))
+    edited = devmap("check", "--map", "map.json")
+    assert edited.exit_code == 1
+    assert "error  no-such-device  lm_head is put on GPU 7, and there is but GPU 0 and GPU 1\n" in edited.stdout
+    assert "any size fits there" not in edited.stdout
+
+
+def test_budgets_of_weights_alone_limit_no_rehearsal(devmap: Run, toy: MakeToy) -> None:
+    size = sum(
+        item["weights_bytes"]
+        for item in json.loads(devmap("plan", toy("qwen2"), "--max-memory", "0:1GB", "--json").stdout)["devices"]
+    )
+    assert devmap("plan", toy("qwen2"), "--max-memory", f"0:{size}B", "--weights-only").exit_code == 0
+    done = devmap("check", "--map", "map.json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert (
+        "the map's budgets cap weights alone (--weights-only) and limit nothing here; --max-memory would" in done.stdout
+    )
+    assert devmap("check", "--map", "map.json", "--max-memory", f"0:{size}B").exit_code == 1
+
+
 def test_no_plan_is_hinted_at_where_a_budget_is_missing(devmap: Run, toy: MakeToy) -> None:
     arguments = ("check", "--map", write(WHOLE), "--model", toy("qwen2"), "--prompt-tokens", "4096")
     done = devmap(*arguments, "--max-memory", "0:4MiB,7:1GiB")

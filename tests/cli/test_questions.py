@@ -299,6 +299,8 @@ def test_images_until_the_device_or_the_model_ends(devmap: Run, toy: MakeToy) ->
     [
         (["-o", "r.svg", "--report", "r.svg"], "another file"),
         (["--strategy", "all", "--report", "r.svg"], "name one strategy"),
+        (["--report", "no/such/folder/r.svg"], "mkdir -p 'no/such/folder'"),
+        (["--image", "100x100"], "leave out --image"),
         (["--gpus", "T4", "--attention", "flash_attention_2"], "--attention sdpa"),
         (["--gpus", "T4", "--pin", "lm_head=cpu"], "devices with a budget: 0"),
     ],

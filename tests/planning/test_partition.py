@@ -70,3 +70,9 @@ def test_pinned_bytes_count_first() -> None:
     segments = balanced(costs, [room(0, 100, held_resident_bytes=40), room(1, 100)])
     assert segments is not None
     assert segments.cuts == (0, 0, 4)
+
+
+def test_of_more_rooms_than_blocks_the_first_are_used() -> None:
+    segments = balanced(SegmentCosts([5, 5, 5], [0] * 3), [room(index, 10) for index in range(9)])
+    assert segments is not None
+    assert segments.cuts == (0, 1, 2, 3, 3, 3, 3, 3, 3, 3)
