@@ -95,7 +95,7 @@ class Shortage:
     weights_bytes: int
     activation_bytes: int
     budget_bytes: int
-    ways: tuple[str, ...] = ("shorten the prompt",)
+    ways: tuple[str, ...]
 
 
 def out_of_memory(short: Shortage, phase: str, module: str = "") -> Finding:

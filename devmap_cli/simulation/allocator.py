@@ -8,12 +8,12 @@ released all at once before an allocation fails. Free of torch: sizes in, addres
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, insort
 from collections import deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from devmap_cli.simulation.memory import AllocatorOutOfMemoryError, MemoryUse
+from devmap_cli.simulation.pool import LARGE_SEGMENT_BYTES, SMALL_SEGMENT_BYTES, Block, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,81 +22,10 @@ MIN_BLOCK_BYTES = 512
 """Every block is a multiple of this (`kMinBlockSize`)."""
 SMALL_REQUEST_BYTES = 1 << 20
 """Requests up to this come from the small pool (`kSmallSize`)."""
-SMALL_SEGMENT_BYTES = 2 << 20
-"""What the small pool asks of the device at a time (`kSmallBuffer`)."""
-LARGE_SEGMENT_BYTES = 20 << 20
-"""What the large pool asks of the device for a medium request (`kLargeBuffer`)."""
 MIN_LARGE_REQUEST_BYTES = 10 << 20
 """Requests from this on get a segment of their own size (`kMinLargeAlloc`) …"""
 ROUND_LARGE_BYTES = 2 << 20
 """… rounded up to this (`kRoundLarge`)."""
-
-
-class Block:
-    """A stretch of a segment: in use, cached, or (expandable segments only) not backed by memory."""
-
-    __slots__ = ("address", "in_use", "mapped", "next", "pool", "previous", "size")
-
-    def __init__(self, pool: _Pool, address: int, size: int, *, mapped: bool = True) -> None:
-        self.pool = pool
-        self.address = address
-        self.size = size
-        self.in_use = False
-        self.mapped = mapped
-        self.previous: Block | None = None
-        self.next: Block | None = None
-
-    def split_off(self, size: int) -> Block:
-        """Keep the first `size` bytes; what remains becomes the next block, returned."""
-        rest = Block(self.pool, self.address + size, self.size - size, mapped=self.mapped)
-        rest.previous, rest.next = self, self.next
-        if self.next is not None:
-            self.next.previous = rest
-        self.next = rest
-        self.size = size
-        return rest
-
-    def absorb_next(self) -> None:
-        """Take over the bytes and the neighbour of the next block."""
-        after = self.next
-        assert after is not None
-        self.size += after.size
-        self.next = after.next
-        if after.next is not None:
-            after.next.previous = self
-
-
-class _Pool:
-    """The cached blocks of one pool, smallest first, the lower address first among equals."""
-
-    __slots__ = ("blocks", "is_small", "keys", "segment_bytes", "unmapped")
-
-    def __init__(self, *, is_small: bool) -> None:
-        self.is_small = is_small
-        self.segment_bytes = SMALL_SEGMENT_BYTES if is_small else LARGE_SEGMENT_BYTES
-        self.keys: list[tuple[int, int]] = []
-        self.blocks: dict[tuple[int, int], Block] = {}
-        self.unmapped: list[Block] = []
-
-    def add(self, block: Block) -> None:
-        key = (block.size, block.address)
-        insort(self.keys, key)
-        self.blocks[key] = block
-
-    def remove(self, block: Block) -> None:
-        key = (block.size, block.address)
-        del self.keys[bisect_left(self.keys, key)]
-        del self.blocks[key]
-
-    def best_fit(self, size: int) -> Block | None:
-        """The first of `at_least`."""
-        position = bisect_left(self.keys, (size, 0))
-        return self.blocks[self.keys[position]] if position < len(self.keys) else None
-
-    def at_least(self, size: int) -> Iterator[Block]:
-        """Cached blocks of `size` bytes or more, best fit first."""
-        for position in range(bisect_left(self.keys, (size, 0)), len(self.keys)):
-            yield self.blocks[self.keys[position]]
 
 
 class CachingAllocator:
@@ -116,8 +45,8 @@ class CachingAllocator:
         self._released: deque[Block] = deque()
         # Whole large pages, so that segments and the pages of expandable ones are aligned; never 0.
         self._next_address = (base_address // LARGE_SEGMENT_BYTES + 1) * LARGE_SEGMENT_BYTES
-        self._small = _Pool(is_small=True)
-        self._large = _Pool(is_small=False)
+        self._small = Pool(is_small=True)
+        self._large = Pool(is_small=False)
         self._allocated = 0
         self._reserved = 0
         self._peak = MemoryUse(0, 0)
@@ -247,7 +176,7 @@ class CachingAllocator:
                     pool.remove(block)
                     self._reserved -= block.size
 
-    def _may_split(self, pool: _Pool, remaining: int) -> bool:
+    def _may_split(self, pool: Pool, remaining: int) -> bool:
         if pool.is_small or self.expandable_segments:
             return remaining >= MIN_BLOCK_BYTES
         return remaining > SMALL_REQUEST_BYTES
@@ -265,13 +194,13 @@ class CachingAllocator:
         block.pool.add(block)
         return block
 
-    def _take_cached(self, pool: _Pool, size: int) -> Block | None:
+    def _take_cached(self, pool: Pool, size: int) -> Block | None:
         best = self._best_expandable(pool, size) if self.expandable_segments else pool.best_fit(size)
         if best is not None:
             pool.remove(best)
         return best
 
-    def _best_expandable(self, pool: _Pool, size: int) -> Block | None:
+    def _best_expandable(self, pool: Pool, size: int) -> Block | None:
         """The smallest that cannot grow as much as a larger one."""
         best: Block | None = None
         for block in pool.at_least(size):
@@ -280,7 +209,7 @@ class CachingAllocator:
             best = block
         return best
 
-    def _take_new(self, pool: _Pool, size: int) -> Block:
+    def _take_new(self, pool: Pool, size: int) -> Block:
         wanted = _segment_size(size)
         take = self._take_expandable if self.expandable_segments else self._take_segment
         block = take(pool, wanted)
@@ -292,7 +221,7 @@ class CachingAllocator:
             raise AllocatorOutOfMemoryError(wanted, self.capacity_bytes, MemoryUse(self._allocated, self._reserved))
         return block
 
-    def _take_segment(self, pool: _Pool, size: int) -> Block | None:
+    def _take_segment(self, pool: Pool, size: int) -> Block | None:
         if not self._reserve(size):
             return None
         return Block(pool, self._new_addresses(size), size)
@@ -311,7 +240,7 @@ class CachingAllocator:
 
     # ------------------------------------------------------------------ expandable segments
 
-    def _take_expandable(self, pool: _Pool, size: int) -> Block | None:
+    def _take_expandable(self, pool: Pool, size: int) -> Block | None:
         """Grow a cached block at the end of what is mapped, or start there, until it has `size` bytes."""
         block = self._find_room(pool, size)
         if not block.mapped:
@@ -328,7 +257,7 @@ class CachingAllocator:
         pool.remove(block)
         return block
 
-    def _find_room(self, pool: _Pool, size: int) -> Block:
+    def _find_room(self, pool: Pool, size: int) -> Block:
         for unmapped in sorted(pool.unmapped, key=lambda block: block.address):
             before = unmapped.previous
             start = before if before is not None and not before.in_use else unmapped

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from devmap_cli.simulation.allocator import Block
     from devmap_cli.simulation.module_tracker import ModuleTracker
     from devmap_cli.simulation.numbers import Numbers
+    from devmap_cli.simulation.pool import Block
     from devmap_cli.simulation.taping import Tape
     from devmap_cli.simulation.trace import Recorder
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from devmap_cli.simulation.allocator import Block, CachingAllocator
+from devmap_cli.simulation.allocator import CachingAllocator
 from devmap_cli.simulation.memory import AllocatorOutOfMemoryError, DeviceRehearsal, PhaseMemory
+from devmap_cli.simulation.pool import Block
 from devmap_cli.simulation.trace import Event, Trace
 
 

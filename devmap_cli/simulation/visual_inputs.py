@@ -64,7 +64,7 @@ def visual_inputs(config: Any, workload: Workload) -> VisualInputs:
     """Those of the workload's images and videos. Raises ValueError for what the model is not known to take."""
     family = next((name for name in _FAMILIES if config.model_type in (name, f"{name}_moe")), None)
     if (workload.images or workload.videos) and family is None and not hasattr(config, "vision_config"):
-        raise ValueError(f"{config.model_type} takes text alone, no images or videos")
+        raise ValueError(f"{config.model_type} takes no images or videos, as far as its config tells")
     if workload.images and family is None:
         raise ValueError(f"how {config.model_type} takes images is not known here")
     if workload.videos and family not in _TAKING_VIDEOS:

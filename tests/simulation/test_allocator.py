@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from devmap_cli.simulation.allocator import Block, CachingAllocator
+from devmap_cli.simulation.allocator import CachingAllocator
 from devmap_cli.simulation.memory import AllocatorOutOfMemoryError, MemoryUse
+from devmap_cli.simulation.pool import Block
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

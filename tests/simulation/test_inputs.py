@@ -203,7 +203,7 @@ def test_the_decoder_of_a_speech_model_alone_takes_text() -> None:
 
 
 def test_images_for_a_model_without_eyes_are_refused() -> None:
-    with pytest.raises(ValueError, match="llama takes text alone"):
+    with pytest.raises(ValueError, match="llama takes no images or videos"):
         make_inputs(config_of("llama"), Workload(images=((10, 10),)))
 
 
