@@ -260,6 +260,7 @@ class _Planner:
                 overhead_bytes=overhead,
                 gpu_weights=weights,
                 is_probe=self._means.is_probe,
+                keeps_spare=self._request.weights_only,
             )
         return plan_offloading(self._blocks, budgets, stream_limit, overhead_bytes=overhead, gpu_weights=weights)
 

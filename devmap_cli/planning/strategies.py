@@ -46,6 +46,7 @@ def plan(
     overhead_bytes: Mapping[Device, int] | None = None,
     gpu_weights: Mapping[Device, Fraction | float] | None = None,
     is_probe: bool = False,
+    keeps_spare: bool = False,
 ) -> Placement | Infeasible:
     """Place blocks by a strategy; pinned ones (`Block.fixed`) stay where they are pinned.
 
@@ -57,13 +58,14 @@ def plan(
         gpu_weights: what an accelerator counts for where uses are compared; 0.5 counts it as half. 1 where
             not given.
         is_probe: that only whether it fits is asked: the missing bytes are then enough, but not the fewest.
+        keeps_spare: that `sequential` leaves room for one more block on the first accelerator, where all fits even so.
 
     Raises:
         RequestError: an unknown strategy, no budgets, or a pin or weight for a device without a budget.
     """
     weights = {device: Fraction(str(weight)) for device, weight in (gpu_weights or {}).items()}
     _check(strategy, budgets, weights, (block.fixed for block in blocks if block.fixed is not None))
-    task = Task.of(blocks, budgets, overhead_bytes or {}, weights)
+    task = Task.of(blocks, budgets, overhead_bytes or {}, weights, keeps_spare=keeps_spare)
     overfull = overfull_by_pins(strategy, task)
     if overfull is not None:
         return overfull

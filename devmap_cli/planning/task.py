@@ -29,7 +29,8 @@ class Run:
 class Task:
     """What is to be placed where.
 
-    `free` are the indices of blocks without a pin, `costs` are theirs. Pinned blocks are part of their rooms.
+    `free` are the indices of blocks without a pin, `costs` are theirs. Pinned blocks are part of their rooms. With
+    `keeps_spare` the first device should have room for one more block, where that costs nothing.
     """
 
     blocks: tuple[Block, ...]
@@ -39,6 +40,7 @@ class Task:
     costs: SegmentCosts
     accelerators: tuple[Room, ...]
     tiers: tuple[Room, ...]
+    keeps_spare: bool = False
 
     @classmethod
     def of(
@@ -47,6 +49,8 @@ class Task:
         budgets: Budgets,
         overhead_bytes: Mapping[Device, int],
         gpu_weights: Mapping[Device, Fraction],
+        *,
+        keeps_spare: bool = False,
     ) -> Task:
         """The task of placing `blocks` within `budgets` (bytes)."""
         free = tuple(index for index, block in enumerate(blocks) if block.fixed is None)
@@ -59,6 +63,7 @@ class Task:
             costs=SegmentCosts.of([blocks[index] for index in free]),
             accelerators=tuple(room for room in rooms if room.device.is_accelerator),
             tiers=tuple(room for room in rooms if not room.device.is_accelerator),
+            keeps_spare=keeps_spare,
         )
 
     @property

@@ -200,7 +200,7 @@ def test_what_is_offloaded_passes_through_a_gpu(devmap: Run, toy: MakeToy) -> No
 )
 def test_what_crosses_for_each_token(devmap: Run, toy: MakeToy, name: str, num_bytes: int) -> None:
     # one row of the hidden size 64, in 2 or 4 bytes, at each change of GPU
-    options = ("--max-memory", WEIGHT_BUDGETS[name], "--weights-only", "--strategy", "sequential")
+    options = ("--max-memory", WEIGHT_BUDGETS[name], "--weights-only", "--strategy", "balanced")
     document = planned(devmap, toy(name), *options)
     crossings = {(item["from"], item["to"]): item["bytes_per_token"] for item in document["transfers"]}
     assert crossings[0, 1] == num_bytes

@@ -244,6 +244,38 @@ def test_sequential_fills_each_device_before_the_next(instance: Instance) -> Non
         assert positions == min([order.index(device) for device in candidate] for candidate in candidates)
 
 
+@given(instances())
+@settings(max_examples=150, deadline=None)
+def test_sequential_with_a_spare_leaves_room_for_the_largest_block_to_come(instance: Instance) -> None:
+    filled = instance.plan("sequential")
+    answer = plan(
+        "sequential",
+        instance.blocks,
+        Budgets.of(instance.budgets),
+        overhead_bytes=instance.overhead,
+        keeps_spare=True,
+    )
+    assert isinstance(answer, Placement) == isinstance(filled, Placement)
+    candidates = [c for c in instance.contiguous(instance.gpus) if _has_spare(instance, c)]
+    if candidates:
+        assert isinstance(answer, Placement)
+        positions = [instance.gpus.index(device) for device in answer.devices]
+        assert positions == min([instance.gpus.index(device) for device in candidate] for candidate in candidates)
+    else:
+        assert answer == filled
+
+
+def _has_spare(instance: Instance, assignment: Assignment) -> bool:
+    """Whether the first GPU has room for any later block each time that it gets one."""
+    first = instance.gpus[0]
+    sizes = [block.weights_bytes for block in instance.blocks]
+    return all(
+        instance.peak([*assignment[:stop], *[None] * (len(sizes) - stop)], first) + max(sizes[stop:], default=0)
+        <= instance.budgets[first]
+        for stop in range(1, assignment.count(first) + 1)
+    )
+
+
 @given(instances(5), st.sampled_from(sorted(STRATEGIES)))
 @settings(max_examples=60, deadline=None)
 def test_the_missing_bytes_are_the_fewest_that_make_it_fit(instance: Instance, strategy: str) -> None:
@@ -265,12 +297,15 @@ def test_more_memory_never_makes_a_plan_fail_or_get_worse(
     before = instance.plan(strategy)
     if isinstance(before, Infeasible):
         return
-    is_last_resort = any(decision.reason == "no other placement fits" for decision in before.decisions)
+    reasons = {decision.reason for decision in before.decisions}
+    is_last_resort = "no other placement fits" in reasons or (
+        strategy == "sequential" and not any(reason.startswith("next in order") for reason in reasons)
+    )
     device = data.draw(st.sampled_from(sorted(instance.budgets)))
     more = {device: data.draw(st.integers(1, 9))}
     after = instance.plan(strategy, more)
     assert isinstance(after, Placement)
-    # pieces anywhere may offload less than the run of blocks that more memory allows
+    # pieces anywhere may offload less than the run of blocks, or the devices filled in order, that more memory allows
     assert is_last_resort or _offloaded_bytes(after) <= _offloaded_bytes(before)
     grown = Instance(instance.blocks, {d: s + more.get(d, 0) for d, s in instance.budgets.items()}, 0)
     grown.overhead = instance.overhead

@@ -8,7 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from random import Random
 from statistics import mean
@@ -199,16 +198,11 @@ def _broken(subject: Subject, case: Case, strategy: str, ours: Loads | None, the
 
 
 def _is_as_good(strategy: str, case: Case, ours: Loads, theirs: Loads) -> bool:
-    """Whether devmap's loads on equal GPUs are at least as good as transformers', by what the strategy is for.
+    """Whether devmap's loads on equal GPUs are at least as balanced as transformers'.
 
-    `balanced`: the highest use. `balanced_low_0`: what the first GPU takes, then the highest use of the others.
-    `sequential`: how much the first GPUs take, however many of them; transformers leaves room for one more layer on
-    the first, which evens out its loads and is nothing that this strategy promises.
+    For `balanced_low_0` that is what the first GPU takes, then the highest use of the others.
     """
     first, *others = case.gpus
-    if strategy == "sequential":
-        sums = ([*accumulate(loads.get(index, 0) for index in case.gpus)] for loads in (ours, theirs))
-        return all(mine * NEGLIGIBLE >= other for mine, other in zip(*sums, strict=True))
     if strategy == "balanced_low_0" and others:
         if ours.get(first, 0) != theirs.get(first, 0):
             return ours.get(first, 0) <= theirs.get(first, 0) * NEGLIGIBLE
@@ -234,14 +228,22 @@ def _is_low_first(subject: Subject, case: Case, ours: Loads) -> bool:
 
 
 def _filled(weights: Sequence[int], gpus: Mapping[int, int]) -> Loads:
-    loads = dict.fromkeys(gpus, 0)
-    waiting = iter(gpus)
-    index = next(waiting)
-    for size in weights:
-        while loads[index] + size > gpus[index]:
-            index = next(waiting)
-        loads[index] += size
-    return {index: load for index, load in loads.items() if load}
+    """GPUs filled in order: with room on the first for the largest block to come if all fits even so, else without."""
+    first = next(iter(gpus))
+    for spare in (True, False):
+        loads = dict.fromkeys(gpus, 0)
+        waiting = iter(gpus)
+        index: int | None = next(waiting)
+        for number, size in enumerate(weights):
+            kept = max(weights[number + 1 :], default=0) if spare and index == first else 0
+            while index is not None and loads[index] + size + kept > gpus[index]:
+                index, kept = next(waiting, None), 0
+            if index is None:
+                break
+            loads[index] += size
+        else:
+            return {index: load for index, load in loads.items() if load}
+    raise AssertionError("they fit in this order")
 
 
 def _highest_use(loads: Loads | None, case: Case) -> float | None:
