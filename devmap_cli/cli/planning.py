@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from devmap_cli.cli.workload import with_room_for_media
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from devmap_cli.checking.assurance import Assurance
     from devmap_cli.devices.capability import Capability
+    from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapWorkload
     from devmap_cli.model.spec import ModelSpec
     from devmap_cli.planning.nouns import Infeasible, Placement
@@ -45,8 +50,8 @@ class Planning:
     def plan(self, request: PlanRequest, *, rehearse: bool = True, is_probe: bool = False) -> Placement | Infeasible:
         """The placement, or why there is none.
 
-        It is rehearsed before if the model is at hand, which it is where its workload is new. `is_probe` is for those
-        who only ask whether it fits.
+        It is rehearsed before if the model is at hand, which it is where its workload is new, and where it is so close
+        that only a rehearsal can tell. `is_probe` is for those who only ask whether it fits.
 
         Raises:
             RequestError: the model cannot take the workload, or a pin, a weight or the strategy does not go with it.
@@ -56,13 +61,25 @@ class Planning:
         profile = self.profile(request)
         self.reason = self._reasons.get((request.workload, request.capability))
         pace = self.pace(request)
-        if profile is None or self._profiler is None or self._profiler.model is None or not rehearse:
+        if profile is None or is_probe:
             return make_plan(self.spec, request, profile, pace=pace, is_probe=is_probe)
-        from devmap_cli.checking.assurance import Assurance
-        from devmap_cli.checking.rehearsed import Rehearser
+        confirm = self._rehearsal(request)
+        is_at_hand = self._profiler is not None and self._profiler.model is not None
+        missing = confirm if rehearse and is_at_hand else None
+        return make_plan(self.spec, request, profile, missing, pace, confirm=confirm)
 
-        rehearser = Rehearser(self._profiler.model, self.spec, request.workload, dict(request.budgets), request.cards)
-        return make_plan(self.spec, request, profile, Assurance(rehearser).missing, pace)
+    def _rehearsal(self, request: PlanRequest) -> Callable[[Mapping[str, Device]], Mapping[Device, int]]:
+        """What tells of device maps what devices lack; the model is built when the first one is asked about."""
+
+        @cache
+        def assurance() -> Assurance:
+            from devmap_cli.checking.assurance import Assurance
+            from devmap_cli.checking.rehearsed import Rehearser
+
+            model = self._made_profiler().empty_model()
+            return Assurance(Rehearser(model, self.spec, request.workload, dict(request.budgets), request.cards))
+
+        return lambda device_map: assurance().missing(device_map)
 
     def with_room_for_media(self, workload: MapWorkload) -> MapWorkload:
         """`workload` with a prompt that has room for its images and videos, and for a question about them.

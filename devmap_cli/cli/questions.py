@@ -101,9 +101,14 @@ def fewest_cards(
     found = fewest(attempt, limit)
     if isinstance(found, Infeasible):
         return with_cards(limit), found, limit
-    answers = ((count, planning.plan(with_cards(count))) for count in range(found[0], limit + 1))
-    count, answer = next((item for item in answers if not isinstance(item[1], Infeasible)), (limit, None))
-    return with_cards(count), answer or planning.plan(with_cards(limit)), count
+    count = found[0]
+    answer = planning.plan(with_cards(count))
+    while isinstance(answer, Infeasible) and count < limit:
+        count += 1
+        answer = planning.plan(with_cards(count))
+    while count > 1 and not isinstance(fewer := planning.plan(with_cards(count - 1)), Infeasible):
+        count, answer = count - 1, fewer
+    return with_cards(count), answer, count
 
 
 def solve_for(planning: Planning, request: PlanRequest, what: Solve) -> tuple[Largest, PlanRequest] | Infeasible:

@@ -33,8 +33,8 @@ def around_window(task: Task, stream_limit: int | None = None) -> list[Run] | No
         stop = windows.first_stop(start)
         if num_large[stop] > num_large[start]:
             continue
-        num_bytes = task.costs.resident(start, stop)
-        if best is None or num_bytes < task.costs.resident(best[0], best[1]):
+        num_bytes = task.costs.weights(start, stop)
+        if best is None or num_bytes < task.costs.weights(best[0], best[1]):
             runs = _offloaded(task, start, stop)
             best = best if runs is None else (start, stop, runs)
     if best is None:
@@ -45,7 +45,7 @@ def around_window(task: Task, stream_limit: int | None = None) -> list[Run] | No
 
 def _offloaded(task: Task, start: int, stop: int) -> list[Run] | None:
     """A window's blocks on cpu as far as they go, then disk."""
-    size = format_bytes(task.costs.resident(start, stop))
+    size = format_bytes(task.costs.weights(start, stop))
     reason = f"the accelerators can't hold all: the fewest bytes to offload in one piece are {size}"
     runs = []
     for tier in task.tiers:

@@ -39,9 +39,10 @@ def arranged(costs: SegmentCosts, rooms: Sequence[Room]) -> Segments | None:
 
 
 def could_hold(costs: SegmentCosts, rooms: Sequence[Room]) -> bool:
-    """Whether the blocks' resident bytes are no more than all that `rooms` have left."""
+    """Whether the blocks' resident bytes, or weights if some may lie elsewhere, are no more than `rooms` have left."""
     left = sum(room.budget_bytes - room.held_resident_bytes for room in rooms)
-    return costs.resident(0, len(costs)) <= left
+    total = costs.weights if any(room.holds_weights_only for room in rooms) else costs.resident
+    return total(0, len(costs)) <= left
 
 
 def scattered(task: Task) -> list[Run] | None:

@@ -25,6 +25,7 @@ class Room:
         held_resident_bytes: weights and KV cache of the blocks pinned to it.
         held_transient_bytes: the largest transient of the blocks pinned to it.
         is_held: whether any block is pinned to it.
+        holds_weights_only: that its blocks compute elsewhere, so that they take no more here than their weights.
     """
 
     device: Device
@@ -34,6 +35,7 @@ class Room:
     held_resident_bytes: int = 0
     held_transient_bytes: int = 0
     is_held: bool = False
+    holds_weights_only: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -91,11 +93,17 @@ class SegmentCosts:
     """
 
     def __init__(
-        self, resident_bytes: Sequence[int], transient_bytes: Sequence[int], blocks: Sequence[Block] = ()
+        self,
+        resident_bytes: Sequence[int],
+        transient_bytes: Sequence[int],
+        blocks: Sequence[Block] = (),
+        weights_bytes: Sequence[int] | None = None,
     ) -> None:
         self.resident_bytes = tuple(resident_bytes)
+        self.weights_bytes = self.resident_bytes if weights_bytes is None else tuple(weights_bytes)
         self.transient_bytes = tuple(transient_bytes)
         self._prefix = [0, *accumulate(self.resident_bytes)]
+        self._weights = [0, *accumulate(self.weights_bytes)]
         self._is_uniform = len(set(self.transient_bytes)) <= 1
         self._maxima = [] if self._is_uniform else _sparse_table(self.transient_bytes)
         self._smallest_transient = min(self.transient_bytes, default=0)
@@ -106,14 +114,21 @@ class SegmentCosts:
     @classmethod
     def of(cls, blocks: Sequence[Block]) -> SegmentCosts:
         """The costs of `blocks`, in execution order."""
-        return cls([block.resident_bytes for block in blocks], [block.transient_bytes for block in blocks], blocks)
+        return cls(
+            [block.resident_bytes for block in blocks],
+            [block.transient_bytes for block in blocks],
+            blocks,
+            [block.weights_bytes for block in blocks],
+        )
 
     def __len__(self) -> int:
         return len(self.resident_bytes)
 
     def backwards(self) -> SegmentCosts:
         """The same blocks, last first."""
-        costs = SegmentCosts(self.resident_bytes[::-1], self.transient_bytes[::-1])
+        costs = SegmentCosts(
+            self.resident_bytes[::-1], self.transient_bytes[::-1], weights_bytes=self.weights_bytes[::-1]
+        )
         costs._blocks, costs._early, costs._is_backwards = self._blocks, self._early, not self._is_backwards
         return costs
 
@@ -123,12 +138,18 @@ class SegmentCosts:
             self.resident_bytes[:start] + self.resident_bytes[stop:],
             self.transient_bytes[:start] + self.transient_bytes[stop:],
             self._blocks[:start] + self._blocks[stop:],
+            self.weights_bytes[:start] + self.weights_bytes[stop:],
         )
 
-    def lone(self) -> Iterator[tuple[int, int]]:
-        """For each block its resident bytes, and a transient that in any company is enough."""
+    def lone(self) -> Iterator[tuple[int, int, int]]:
+        """For each block its resident bytes, a transient that in any company is enough, and its weights."""
         largest = [block.largest_transient_bytes for block in self._blocks] or self.transient_bytes
-        return zip(self.resident_bytes, reversed(largest) if self._is_backwards else largest, strict=True)
+        transient = reversed(largest) if self._is_backwards else largest
+        return zip(self.resident_bytes, transient, self.weights_bytes, strict=True)
+
+    def weights(self, start: int, stop: int) -> int:
+        """Bytes of the weights of a segment."""
+        return self._weights[stop] - self._weights[start]
 
     def resident(self, start: int, stop: int) -> int:
         """Resident bytes of a segment."""
@@ -151,6 +172,8 @@ class SegmentCosts:
     def on_around(self, room: Room, *segments: tuple[int, int]) -> int:
         """What `room` takes with several segments, in order, beside the blocks pinned to it."""
         segments = tuple((start, stop) for start, stop in segments if start < stop)
+        if room.holds_weights_only:
+            return room.held_resident_bytes + sum(self.weights(start, stop) for start, stop in segments)
         if not segments:
             return room.held_bytes
         peak, transient = 0, room.held_transient_bytes
@@ -167,6 +190,8 @@ class SegmentCosts:
 
     def reach(self, room: Room, start: int, cap: int) -> int:
         """The furthest stop at which `room` takes at most `cap` bytes; `start` where no block fits."""
+        if room.holds_weights_only:
+            return self._furthest(self._weights, start, cap - room.held_resident_bytes + self._weights[start])
         stop = self._reach_at_the_end(room, start, cap)
         if not self._early or stop == start or self.on(room, start, stop) <= cap:
             return stop
@@ -176,10 +201,10 @@ class SegmentCosts:
     def _reach_at_the_end(self, room: Room, start: int, cap: int) -> int:
         """The same, by what is there at the end of a run alone."""
         left = cap - room.overhead_bytes - room.held_resident_bytes + self._prefix[start]
-        high = self._furthest(start, left - max(room.held_transient_bytes, self._smallest_transient))
+        high = self._furthest(self._prefix, start, left - max(room.held_transient_bytes, self._smallest_transient))
         if self._is_uniform or high == start:
             return high
-        low = self._furthest(start, left - max(room.held_transient_bytes, self.transient(start, high)))
+        low = self._furthest(self._prefix, start, left - max(room.held_transient_bytes, self.transient(start, high)))
         while low < high:
             middle = (low + high + 1) // 2
             transient = max(room.held_transient_bytes, self.transient(start, middle))
@@ -189,9 +214,10 @@ class SegmentCosts:
                 high = middle - 1
         return low
 
-    def _furthest(self, start: int, prefix: int) -> int:
-        """The furthest stop whose prefix sum is at most `prefix`, not before `start`."""
-        return max(start, bisect_right(self._prefix, prefix, start) - 1)
+    @staticmethod
+    def _furthest(sums: Sequence[int], start: int, most: int) -> int:
+        """The furthest stop whose prefix sum is at most `most`, not before `start`."""
+        return max(start, bisect_right(sums, most, start) - 1)
 
 
 def _sparse_table(values: Sequence[int]) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -25,10 +25,11 @@ _UNTOLD_BYTES, _UNTOLD_FROM = 2 << 20, 1 << 30
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What devices lack, in bytes, none where all fits; `memory` is what they take, as far as it is known better than
-    by adding up blocks."""
+    by adding up blocks. `is_close` says that all fits but for the margin that is kept free."""
 
     missing: Mapping[Device, int]
     memory: Mapping[Device, MemoryBreakdown]
+    is_close: bool = False
 
 
 class Judge(Protocol):
@@ -84,18 +85,17 @@ class Replaying:
             seen.most_reserved_bytes <= capacity for seen, capacity in zip(unlimited.devices, capacities, strict=True)
         ):
             return Verdict({}, _memory(placement, budgets, beside, unlimited))
+        held = [max(seen.allocated_bytes.values()) for seen in unlimited.devices]
+        if any(size > room for size, room in zip(held, rooms, strict=True)):
+            return Verdict(_lacking(devices, held, capacities), {})
+        whole = replay(self._profile.trace, seats, rooms)
+        memory = {} if whole.failure is not None else _memory(placement, budgets, beside, whole)
         limited = replay(self._profile.trace, seats, capacities)
         if limited.failure is None:
-            whole = replay(self._profile.trace, seats, rooms)
-            seen = whole if whole.failure is None else limited
-            return Verdict({}, _memory(placement, budgets, beside, seen))
-        missing = {
-            device: over
-            for device, seen, capacity in zip(devices, unlimited.devices, capacities, strict=True)
-            if (over := max(seen.allocated_bytes.values()) - capacity) > 0
-        }
+            return Verdict({}, memory or _memory(placement, budgets, beside, limited))
         short = limited.failure.device
-        return Verdict(missing or {devices[short]: max(1, margins[short])}, {})
+        missing = _lacking(devices, held, capacities) or {devices[short]: max(1, margins[short])}
+        return Verdict(missing, memory, is_close=whole.failure is None)
 
     def _on_cpu(self, placement: Placement, budgets: Budgets) -> Verdict:
         """What the cpu alone lacks, whose allocator keeps nothing for later."""
@@ -128,6 +128,12 @@ class Rehearsing:
         """What either of the two says is missing."""
         verdict = self._first.verdict(placement, budgets)
         return verdict if verdict.missing else replace(verdict, missing=self._missing(placement))
+
+
+def _lacking(devices: Sequence[Device], held: Sequence[int], capacities: Sequence[int]) -> dict[Device, int]:
+    """What devices lack to hold so many bytes of tensors."""
+    over = {device: size - capacity for device, size, capacity in zip(devices, held, capacities, strict=True)}
+    return {device: size for device, size in over.items() if size > 0}
 
 
 def margin_bytes(budget_bytes: int) -> int:

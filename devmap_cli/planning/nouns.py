@@ -70,11 +70,13 @@ class MemoryBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One step of a planner: a block, the device it went to, why, and the device's bytes before and after."""
+    """One step of a planner: a block, the device it went to, why, and bytes: the device's before and after, and those
+    that the block takes there all the time."""
 
     block: str
     device: Device
     reason: str
+    held_bytes: int
     bytes_before: int
     bytes_after: int
 

@@ -27,6 +27,11 @@ class _Kind:
 
     resident_bytes: int
     transient_bytes: int
+    weights_bytes: int
+
+    def on(self, room: Room) -> int:
+        """What one of them takes of a room all the time."""
+        return self.weights_bytes if room.holds_weights_only else self.resident_bytes
 
 
 class _Search:
@@ -35,6 +40,8 @@ class _Search:
     def __init__(self, kinds: Sequence[_Kind], rooms: Sequence[Room], max_steps: int) -> None:
         self.kinds = kinds
         self.rooms = rooms
+        by_weights = any(room.holds_weights_only for room in rooms)
+        self.least_bytes = [kind.weights_bytes if by_weights else kind.resident_bytes for kind in kinds]
         smallest = min(kind.transient_bytes for kind in kinds)
         spaces = [max(0, self._left(room, smallest)) for room in rooms]
         self.space_from = [*reversed([*accumulate(reversed(spaces))]), 0]
@@ -43,7 +50,8 @@ class _Search:
 
     @staticmethod
     def _left(room: Room, transient: int) -> int:
-        """Resident bytes that a room can still take beside a transient."""
+        """What a room can still hold beside a transient."""
+        transient = 0 if room.holds_weights_only else transient
         left = room.budget_bytes - room.held_resident_bytes - room.overhead_bytes
         return left - max(room.held_transient_bytes, transient)
 
@@ -58,15 +66,16 @@ class _Search:
             if self.steps_left < 0:
                 return None
             rest = tuple(count - less for count, less in zip(waiting, taken, strict=True))
-            if self._resident(rest) <= self.space_from[room + 1]:
+            if self._least(rest) <= self.space_from[room + 1]:
                 later = self.place(room + 1, rest)
                 if later is not None:
                     return [taken, *later]
         self.failed.add((room, waiting))
         return None
 
-    def _resident(self, counts: Counts) -> int:
-        return sum(count * kind.resident_bytes for count, kind in zip(counts, self.kinds, strict=True))
+    def _least(self, counts: Counts) -> int:
+        """What so many blocks of each kind take at least, wherever they go."""
+        return sum(count * size for count, size in zip(counts, self.least_bytes, strict=True))
 
     def _fills(self, room: Room, waiting: Counts, transient: int = 0, taken_bytes: int = 0) -> Iterator[Counts]:
         """What a room can take of the kinds waiting: for each choice of the larger ones, the most of the last."""
@@ -76,12 +85,12 @@ class _Search:
         kind = self.kinds[len(self.kinds) - len(waiting)]
         higher = max(transient, kind.transient_bytes)
         left = self._left(room, higher) - taken_bytes
-        most = 0 if left < 0 else waiting[0]
-        if most and kind.resident_bytes:
-            most = min(most, left // kind.resident_bytes)
+        most, each = 0 if left < 0 else waiting[0], kind.on(room)
+        if most and each:
+            most = min(most, left // each)
         least = most if len(waiting) == 1 else 0
         for count in range(most, least - 1, -1):
-            rest = taken_bytes + count * kind.resident_bytes
+            rest = taken_bytes + count * each
             for counts in self._fills(room, waiting[1:], higher if count else transient, rest):
                 yield (count, *counts)
 

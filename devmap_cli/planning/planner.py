@@ -17,7 +17,7 @@ from devmap_cli.model.cache import package_versions
 from devmap_cli.model.quantization.scheme import needs_accelerator, off_gpu
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
-from devmap_cli.planning.judging import Arithmetic, Judge, Rehearsing, Replaying
+from devmap_cli.planning.judging import Arithmetic, Judge, Rehearsing, Replaying, Verdict
 from devmap_cli.planning.nearby import nearby
 from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.pace import Pace
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _FINENESS = 4096
 """What is kept free grows by at least this part of a budget."""
 _MAX_STREAM_LIMITS = 3
+_MAX_CONFIRMED = 4
 _MAX_GROWTHS, _GROWTH_FINENESS, _LEAST_GROWTH_BYTES = 14, 256, 1 << 20
 """How often a budget is tried that is larger, and by which part of it at least, twice as much each time."""
 
@@ -75,14 +76,16 @@ def make_plan(
     missing: Callable[[Mapping[str, Device]], Mapping[Device, int]] | None = None,
     pace: Pace | None = None,
     *,
+    confirm: Callable[[Mapping[str, Device]], Mapping[Device, int]] | None = None,
     is_probe: bool = False,
 ) -> Placement | Infeasible:
     """Place the blocks of `spec` as `request` says.
 
     With the `profile` of the workload all that a run takes counts, else weights and KV cache alone. `missing` tells for
-    a device map what each device lacks in a rehearsal (bytes); what it lets pass is taken. `pace` tells which of
-    several placements with offloaded blocks is the fastest; without it the one that offloads least is taken. With
-    `is_probe` an answer "no" does not say how little would be enough.
+    a device map what each device lacks in a rehearsal (bytes); what it lets pass is taken. `confirm` tells the same,
+    and is asked only where nothing else fits and a placement does but for the margin that is kept free. `pace` tells
+    which of several placements with offloaded blocks is the fastest; without it the one that offloads least is taken.
+    With `is_probe` an answer "no" does not say how little would be enough.
 
     Raises:
         RequestError: a pin, a weight or the strategy does not go with the model or the budgets.
@@ -93,6 +96,8 @@ def make_plan(
     if only_accelerators is not None and request.budgets.accelerators:
         request = replace(request, budgets=request.budgets.without_tiers())
     blocks, means = _needs(spec, request, profile, missing, pace, is_probe=is_probe)
+    if confirm is not None:
+        means = replace(means, confirm=lambda placement: confirm(_device_map(spec, placement)))
     answer = _Planner(request, apply_pins(blocks, request.pins, spec), means).plan()
     if isinstance(answer, Infeasible) and only_accelerators is not None:
         return replace(answer, reason=f"{answer.reason}; {only_accelerators}")
@@ -136,6 +141,7 @@ class _Means:
         pace: tells how fast a placement is.
         is_probe: that only whether anything fits is asked.
         unrehearsed: says it for other budgets too, where `judge` rehearses and so knows those of the request alone.
+        confirm: rehearses what fits but for a margin, and tells what devices lack.
     """
 
     judge: Judge
@@ -144,6 +150,7 @@ class _Means:
     pace: Pace | None = None
     is_probe: bool = False
     unrehearsed: Judge | None = None
+    confirm: Callable[[Placement], Mapping[Device, int]] | None = None
 
     def overhead(self, budgets: Budgets) -> dict[Device, int]:
         """What each accelerator takes beside its blocks, in bytes."""
@@ -164,6 +171,7 @@ class _Planner:
         self._blocks = blocks
         self._means = means
         self._overhead = means.overhead(request.budgets)
+        self._close: dict[tuple[Device, ...], Placement] = {}
 
     def plan(self) -> Placement | Infeasible:
         """Plan, and where this leaves all accelerators empty, offload as `auto` does: it skips blocks at the front."""
@@ -171,6 +179,8 @@ class _Planner:
         answer = self._plan_judged(request.strategy)
         if request.budgets.accelerators and not self._means.is_probe and _is_short(answer):
             answer = self._nearby() or answer
+        if _is_short(answer):
+            answer = self._confirmed(answer) or answer
         if isinstance(answer, Infeasible):
             return answer if self._means.is_probe else self._with_enough(answer)
         if set(answer.devices) == {DISK}:
@@ -188,10 +198,26 @@ class _Planner:
         task = Task.of(self._blocks, request.budgets.without_tiers(), self._overhead, request.gpu_weights)
         for runs in nearby(task):
             placement = replace(task.placement(request.strategy, runs), budgets=request.budgets)
-            verdict = self._means.judge.verdict(placement, request.budgets)
+            verdict = self._verdict(placement)
             if not verdict.missing:
                 return replace(placement, measured=verdict.memory)
         return None
+
+    def _verdict(self, placement: Placement) -> Verdict:
+        """The judge's verdict; what fits but for a margin is remembered."""
+        verdict = self._means.judge.verdict(placement, self._request.budgets)
+        if verdict.is_close:
+            close = replace(placement, budgets=self._request.budgets, measured=verdict.memory)
+            self._close.setdefault(placement.devices, close)
+        return verdict
+
+    def _confirmed(self, answer: Placement | Infeasible) -> Placement | None:
+        """A placement that fits but for a margin, got through a rehearsal, and is better than a short answer."""
+        confirm = self._means.confirm
+        better = [close for close in self._close.values() if isinstance(answer, Infeasible) or not _offloaded(close)]
+        if confirm is None:
+            return None
+        return next((close for close in better[:_MAX_CONFIRMED] if not confirm(close)), None)
 
     def _with_enough(self, answer: Infeasible) -> Infeasible:
         """The answer with as many bytes missing as are just enough for the judge, if so many are found."""
@@ -218,7 +244,8 @@ class _Planner:
         """Whether it fits with so much more on one device, which may have had no budget."""
         budgets = self._request.budgets
         grown = Budgets.of({**dict(budgets), device: budgets.get(device) + num_bytes}, dict(budgets.reserved))
-        means = replace(self._means, judge=self._means.unrehearsed or self._means.judge, is_probe=True)
+        judge = self._means.unrehearsed or self._means.judge
+        means = replace(self._means, judge=judge, confirm=None, is_probe=True)
         return _Planner(replace(self._request, budgets=grown), self._blocks, means).plan()
 
     def _plan_judged(self, strategy: str) -> Placement | Infeasible:
@@ -281,14 +308,20 @@ class _Planner:
                 return self._for_whole_budgets(answer, kept)
             if set(answer.devices) == {DISK}:
                 return replace(answer, budgets=budgets)  # nothing computes: there is no room left to keep
-            verdict = self._means.judge.verdict(answer, budgets)
+            verdict = self._verdict(answer)
             if not verdict.missing:
                 return replace(answer, budgets=budgets, measured=verdict.memory)
             for device, missing in verdict.missing.items():
-                unseen = budgets.get(device) + missing - answer.memory(device, held_only=True).peak_bytes
+                unseen = budgets.get(device) + missing - self._counted(answer, device)
                 step = 1 + budgets.get(device) // _FINENESS << number
                 kept[device] = max(unseen, kept.get(device, 0) + step)
         raise AssertionError("counting does not end")
+
+    def _counted(self, placement: Placement, device: Device) -> int:
+        """What a first sight counts of a device."""
+        memory = placement.memory(device, held_only=True)
+        is_store = self._request.budgets.accelerators and not device.is_accelerator
+        return memory.weights_bytes if is_store else memory.peak_bytes
 
     def _for_whole_budgets(self, answer: Infeasible, kept: Mapping[Device, int]) -> Infeasible:
         """The answer for budgets of which nothing is kept free: what was kept is needed too."""

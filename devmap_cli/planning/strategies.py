@@ -121,7 +121,7 @@ def _check(strategy: str, budgets: Budgets, weights: Mapping[Device, Fraction], 
 
 def _offloaded(task: Task, runs: Sequence[Run]) -> int:
     """Bytes of the blocks that go to cpu and disk."""
-    return sum(task.costs.resident(run.start, run.stop) for run in runs if not run.device.is_accelerator)
+    return sum(task.costs.weights(run.start, run.stop) for run in runs if not run.device.is_accelerator)
 
 
 def _somehow(task: Task, max_steps: int = MAX_STEPS) -> list[Run] | None:

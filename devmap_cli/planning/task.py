@@ -91,9 +91,11 @@ class Task:
         transient: dict[Device, int] = {}
         for block, (device, reason) in zip(self.blocks, steps, strict=True):
             before = resident.get(device, 0) + transient.get(device, 0)
-            resident[device] = resident.get(device, self.overhead_bytes.get(device, 0)) + block.resident_bytes
-            transient[device] = max(transient.get(device, 0), block.largest_transient_bytes)
-            yield Decision(block.fqns[0], device, reason, before, resident[device] + transient[device])
+            is_stored = self.accelerators and not device.is_accelerator
+            held = block.weights_bytes if is_stored else block.resident_bytes
+            resident[device] = resident.get(device, self.overhead_bytes.get(device, 0)) + held
+            transient[device] = 0 if is_stored else max(transient.get(device, 0), block.largest_transient_bytes)
+            yield Decision(block.fqns[0], device, reason, held, before, resident[device] + transient[device])
 
 
 def _rooms_of(
@@ -108,17 +110,20 @@ def _rooms_of(
         if block.fixed is not None:
             pinned.setdefault(block.fixed, []).append(block)
     rooms = []
+    has_accelerators = any(device.is_accelerator for device, _ in budgets)
     for device, budget_bytes in budgets:
         held = pinned.get(device, [])
+        is_store = has_accelerators and not device.is_accelerator
         rooms.append(
             Room(
                 device=device,
                 budget_bytes=budget_bytes,
                 scale=int(gpu_weights.get(device, Fraction(1)) * unit * budget_bytes),
                 overhead_bytes=overhead_bytes.get(device, 0),
-                held_resident_bytes=sum(block.resident_bytes for block in held),
-                held_transient_bytes=max((block.largest_transient_bytes for block in held), default=0),
+                held_resident_bytes=sum(block.weights_bytes if is_store else block.resident_bytes for block in held),
+                held_transient_bytes=max((block.largest_transient_bytes for block in held if not is_store), default=0),
                 is_held=bool(held),
+                holds_weights_only=is_store,
             )
         )
     return rooms

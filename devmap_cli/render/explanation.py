@@ -69,7 +69,7 @@ class _Line:
         """What each of several blocks takes: `14 × 444.5 MiB`, `14 × 51.7 MiB to 53.4 MiB`; nothing for one block."""
         if len(self.blocks) == 1:
             return ""
-        sizes = sorted({block.resident_bytes for block in self.blocks})
+        sizes = sorted({decision.held_bytes for decision in self.decisions})
         low, high = format_bytes(sizes[0]), format_bytes(sizes[-1])
         return f"{len(self.blocks)} × {low}" if low == high else f"{len(self.blocks)} × {low} to {high}"
 

@@ -37,6 +37,14 @@ def test_where_only_segments_are_in_the_way_little_more_is_kept_free() -> None:
     assert verdict(budget, [3 * MIB // 2, 600 << 10], []).missing == {GPU: budget >> 8}
 
 
+def test_what_fits_but_for_the_margin_is_close() -> None:
+    answer = verdict(22 * MIB, [3 * MIB // 2, 600 << 10], [])
+    assert answer.missing == {GPU: 22 * MIB >> 8}
+    assert answer.is_close
+    assert answer.memory[GPU].peak_bytes == 22 * MIB
+    assert not verdict(22 * MIB - 1, [3 * MIB // 2, 600 << 10], []).is_close
+
+
 def test_the_table_tells_what_the_whole_budget_lets_be_reserved() -> None:
     # 20 MiB for the weight, 20 and 24 MiB for tensors one after the other: 64 MiB, just what there is; with a margin
     # kept free the allocator would give 20 MiB back

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fractions import Fraction
 
 from hypothesis import given
@@ -15,8 +17,8 @@ COSTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
 
 
 def room(index: int, budget: int, **fields: int) -> Room:
-    held = bool(fields.get("held_resident_bytes"))
-    return Room(Device("cuda", index), budget, budget, is_held=held, **fields)
+    plain = Room(Device("cuda", index), budget, budget)
+    return replace(plain, is_held=bool(fields.get("held_resident_bytes")), **fields)
 
 
 @given(COSTS, st.integers(0, 60), st.integers(0, 3), st.integers(0, 5), st.data())

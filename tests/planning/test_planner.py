@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from devmap_cli.devices.budgets import Budgets
@@ -10,6 +12,8 @@ from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
 from devmap_cli.planning.nouns import Infeasible, Placement
 from devmap_cli.planning.planner import PlanRequest, make_plan, map_file
+from devmap_cli.planning.profile import Profile
+from devmap_cli.simulation.trace import Trace
 
 GPU = Device("sim", 0)
 LAYERS = 4
@@ -116,3 +120,47 @@ def test_what_is_reserved_is_left_free_and_part_of_the_budget() -> None:
     assert isinstance(
         make_plan(model(), PlanRequest("balanced", Budgets.of({GPU: 479}, {GPU: 121}), WORKLOAD)), Infeasible
     )
+
+
+class TestWhatFitsButForTheMargin:
+    """4 layers of 100 bytes take one segment of 2 MiB, which is just what the GPU has."""
+
+    PROFILE = Profile(
+        Trace(
+            num_blocks=LAYERS,
+            weights=tuple((block, 100) for block in range(LAYERS)),
+            buffers=(),
+            conversion_bytes=(0,) * LAYERS,
+            read_bytes=(100,) * LAYERS,
+            holders=(),
+            phases={"prefill": ()},
+        ),
+        tuple((index,) for index in range(LAYERS)),
+        work={},
+    )
+
+    def planned(self, budget_bytes: int, missing: int | None) -> tuple[Placement | Infeasible, int]:
+        """The answer where a rehearsal says that so many bytes are missing, and how often it was asked."""
+        asked: list[Mapping[str, Device]] = []
+
+        def confirm(device_map: Mapping[str, Device]) -> dict[Device, int]:
+            asked.append(device_map)
+            return {GPU: missing} if missing else {}
+
+        request = PlanRequest("balanced", Budgets.of({GPU: budget_bytes}), WORKLOAD)
+        answer = make_plan(model(), request, self.PROFILE, confirm=None if missing is None else confirm)
+        return answer, len(asked)
+
+    def test_is_taken_if_it_gets_through_a_rehearsal(self) -> None:
+        answer, num_asked = self.planned(2 << 20, missing=0)
+        assert isinstance(answer, Placement)
+        assert answer.memory(GPU).peak_bytes == 2 << 20
+        assert num_asked == 1
+
+    @pytest.mark.parametrize("missing", [1, None], ids=["runs out of memory", "is not rehearsed"])
+    def test_is_refused_otherwise(self, missing: int | None) -> None:
+        assert isinstance(self.planned(2 << 20, missing)[0], Infeasible)
+
+    @pytest.mark.parametrize("budget_bytes", [3 << 20, (2 << 20) - 1], ids=["enough", "too little"])
+    def test_nothing_else_is_rehearsed(self, budget_bytes: int) -> None:
+        assert self.planned(budget_bytes, missing=0)[1] == 0

@@ -81,6 +81,16 @@ def test_balanced_offloads_the_tail_to_cpu_then_disk() -> None:
     assert values(plan("balanced", MODEL, gpus(40, cpu=20, disk=100))) == [0, 0, 0, "cpu", "cpu", "disk"]
 
 
+@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
+def test_on_cpu_beside_gpus_only_weights_count(strategy: str) -> None:
+    # the cache and what it computes are on the GPU, so that 20 hold two of four blocks
+    blocks = [Block((f"b{index}",), 10, kv_cache_bytes=5, transient_bytes=30) for index in range(4)]
+    answer = plan(strategy, blocks, gpus(60, cpu=20))
+    assert isinstance(answer, Placement)
+    assert values(answer).count("cpu") == 2
+    assert isinstance(plan(strategy, blocks, gpus(60, cpu=19)), Infeasible)
+
+
 def test_balanced_low_0_spares_the_first_gpu() -> None:
     assert values(plan("balanced_low_0", MODEL, gpus(80, 40, 40))) == [1, 1, 1, 2, 2, 2]
     assert values(plan("balanced_low_0", MODEL, gpus(80, 30, 40))) == [0, 1, 1, 2, 2, 2]

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.device import CPU, Device
+from devmap_cli.devices.device import CPU, DISK, Device
 from devmap_cli.planning.nouns import Block, Placement
 from devmap_cli.planning.strategies import plan
 from devmap_cli.render.explanation import Explanation
@@ -108,10 +108,22 @@ def test_what_offloading_adds_is_told() -> None:
     # each layer takes 10 MiB and 1 MiB of KV cache: two of four on GPU 0, 22 MiB; it also keeps the cache of the others
     # and has one of them at a time passing through: 20 + 4 + 10 = 34
     blocks = [Block((f"layers.{index}",), 10 * MIB, MIB, streamed_bytes=10 * MIB) for index in range(4)]
-    assert lines(Explanation(placed(blocks, "sequential", 24, cpu=100)))[-2:] == [
+    answer = placed(blocks, "sequential", 24, cpu=20)
+    assert [answer.memory(device).peak_bytes for device in answer.used_devices] == [34 * MIB, 20 * MIB]
+    assert lines(Explanation(answer))[-1] == (
         "GPU 0: 22.0 MiB by these decisions, peak 34.0 MiB: the KV cache and the passing weights of what is offloaded "
+        "come on top"
+    )
+
+
+def test_what_lies_on_disk_computes_on_cpu_where_nothing_else_does() -> None:
+    blocks = [Block((f"layers.{index}",), 10 * MIB, MIB, streamed_bytes=10 * MIB) for index in range(4)]
+    answer = plan("sequential", blocks, Budgets.of({CPU: 24 * MIB, DISK: 100 * MIB}))
+    assert isinstance(answer, Placement)
+    assert lines(Explanation(answer))[-2:] == [
+        "cpu: 22.0 MiB by these decisions, peak 34.0 MiB: the KV cache and the passing weights of what is offloaded "
         "come on top",
-        "cpu: 22.0 MiB by these decisions, peak 20.0 MiB: what it holds computes, and keeps its KV cache, on GPU 0",
+        "disk: 22.0 MiB by these decisions, peak 20.0 MiB: what it holds computes, and keeps its KV cache, on cpu",
     ]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, combinations_with_replacement, islice, pairwise, permutations
+from itertools import combinations_with_replacement, groupby, pairwise, permutations
+from math import comb, factorial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from devmap_cli.checking.assurance import Assurance
+from devmap_cli.checking.rehearsed import Rehearser
 from devmap_cli.devices.budgets import Budgets
 from devmap_cli.devices.device import CPU, Device
 from devmap_cli.devices.runtime import CUDA_RUNTIME_BYTES, runtime_overhead_bytes
@@ -22,7 +25,6 @@ from devmap_cli.errors import RequestError
 from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
-from devmap_cli.planning.judging import margin_bytes
 from devmap_cli.planning.nouns import Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import Pin
@@ -45,8 +47,9 @@ SLACK_BYTES = 16 << 10
 """How far what a profile tells of a device may be above what a rehearsal does."""
 MAX_CUTS = 150
 """So many ways to cut a refused model are tried, those with the evenest weights and as many drawn by lot."""
-SMALL = 256 << 20
-"""On devices with less it is not sizes that decide, but in which of the allocator's segments of 20 MiB tensors lie."""
+MAX_LOOKED_AT = 200_000
+"""From so many ways these are taken, drawn by lot where there are more."""
+ON_CPU = -1
 MAX_SHOWN = 10
 _LONG = {"max_position_embeddings": 16_384}
 TOYS: dict[str, dict[str, Any]] = {
@@ -210,21 +213,23 @@ def _judged(job: Job, request: PlanRequest, tally: Tally, random: Random) -> Ite
     pace = Pace(job.profile, job.spec.dtype, {})
     tally.counts["plans"] += 1
     try:
-        answer = make_plan(job.spec, request, job.profile, pace=pace)
+        answer = make_plan(job.spec, request, job.profile, pace=pace, confirm=_assurance(job, request).missing)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a case to print
         yield f"raises: {error!r}"
         return
     if isinstance(answer, Infeasible):
-        tally.counts["refused"] += 1
-        if CPU not in budgets.devices and not request.pins:
-            tally.counts["refused, cuts tried by hand"] += 1
-            yield from _missed(job, budgets, tally, random)
+        tally.counts["refused, and cuts tried by hand"] += 1
+        yield from _missed(job, request, tally, random)
         return
     if not answer.main_device.is_accelerator:
         tally.counts["all on cpu"] += 1
         return
     tally.counts["fits, some on cpu" if CPU in answer.devices else "fits on the GPUs"] += 1
     yield from _differences(job, budgets, answer, tally)
+
+
+def _assurance(job: Job, request: PlanRequest) -> Assurance:
+    return Assurance(Rehearser(job.model, job.spec, job.workload, dict(request.budgets)))
 
 
 def _differences(job: Job, budgets: Budgets, placement: Placement, tally: Tally) -> Iterator[str]:
@@ -286,57 +291,78 @@ def _seats(placement: Placement) -> list[Seat]:
     ]
 
 
-def _missed(job: Job, budgets: Budgets, tally: Tally, random: Random) -> Iterator[str]:
-    """A contiguous placement that would have fitted, if one is found by trying them."""
-    left = _left(budgets)
+def _missed(job: Job, request: PlanRequest, tally: Tally, random: Random) -> Iterator[str]:
+    """A placement of runs of blocks that would have fitted, if one is found by trying them."""
+    left = _left(request.budgets)
     weights = [0] * job.profile.trace.num_blocks
     for block, size in (*job.profile.trace.weights, *job.profile.trace.buffers):
         weights[block] += size
-    for seats in _candidates(weights, left, random):
+    pinned = {0: request.pins[0].device.index or 0} if request.pins else {}
+    ram = request.budgets.get(CPU) if CPU in request.budgets.devices else None
+    for numbers in _candidates(weights, left, ram, pinned, random):
         tally.counts["cuts tried by hand"] += 1
-        played = replay(job.profile.trace, [Seat(device) for device in seats], left)
-        if played.failure is None:
-            room = min(
-                size - max(device.allocated_bytes.values()) for size, device in zip(left, played.devices, strict=True)
-            )
-            kept = [size - margin_bytes(size) for size in left]
-            if replay(job.profile.trace, [Seat(device) for device in seats], kept).failure is not None:
-                tally.counts["refused though it fits with the margin that plans keep free"] += 1
-            elif min(left) < SMALL:
-                tally.counts["refused though a few MiB of a very small device would do"] += 1
-            else:
-                yield f"refused though it fits: {room} bytes to spare with {_in_short(seats)}"
+        main = min(number for number in numbers if number != ON_CPU)
+        seats = [Seat(main, is_offloaded=True) if number == ON_CPU else Seat(number) for number in numbers]
+        if replay(job.profile.trace, seats, left).failure is not None:
+            continue
+        if _is_rehearsed(job, request, numbers):
+            yield f"refused though it fits: {_in_short(numbers)}"
             return
+        tally.counts["refused, and fits by the trace alone, not in a rehearsal"] += 1
 
 
-def _candidates(weights: Sequence[int], left: Sequence[int], random: Random) -> Iterator[tuple[int, ...]]:
-    """Devices of all blocks, for cuts that leave no device with more weights than fit: the evenest and some others."""
-    ends = [0, *accumulate(weights)]
+def _is_rehearsed(job: Job, request: PlanRequest, numbers: Sequence[int]) -> bool:
+    """Whether the model's code gets through with the blocks on these devices."""
+    blocks = job.profile.blocks(blocks_of(job.spec, 0, 1))
+    places = tuple(CPU if number == ON_CPU else Device("cuda", number) for number in numbers)
+    device_map = device_map_of(job.spec, Placement("by hand", blocks, places, request.budgets))
+    return not _assurance(job, request).missing({key: Device.parse(value) for key, value in device_map.items()})
+
+
+def _candidates(
+    weights: Sequence[int], left: Sequence[int], ram: int | None, pinned: Mapping[int, int], random: Random
+) -> Iterator[tuple[int, ...]]:
+    """Devices of all blocks, for cuts that leave no device with more weights than fit: the evenest and some others.
+
+    Args:
+        left: bytes of each GPU.
+        ram: bytes of the cpu, which then takes a run of blocks too.
+        pinned: the GPU of some blocks.
+    """
+    limits = dict(enumerate(left)) | ({} if ram is None else {ON_CPU: ram})
+    free = [index for index in range(len(weights)) if index not in pinned]
+    orders = list(permutations(limits)) if len(set(limits.values())) > 1 else [tuple(limits)]
     found: list[tuple[float, int, tuple[int, ...]]] = []
-    for order in permutations(range(len(left))) if len(set(left)) > 1 else [tuple(range(len(left)))]:
-        cuts = combinations_with_replacement(range(len(weights) + 1), len(left) - 1)
-        for cut in islice(cuts, 20_000):
-            spans = list(pairwise((0, *cut, len(weights))))
-            uses = [
-                (ends[stop] - ends[start]) / max(1, left[device])
-                for device, (start, stop) in zip(order, spans, strict=True)
-            ]
-            if max(uses) <= 1:
-                seats = [device for device, (a, b) in zip(order, spans, strict=True) for _ in range(b - a)]
-                found.append((max(uses), len(found), tuple(seats)))
+    for order in orders:
+        for cut in _cuts(len(free), len(order) - 1, MAX_LOOKED_AT // factorial(len(order)), random):
+            numbers = [0] * len(weights)
+            for index, number in pinned.items():
+                numbers[index] = number
+            for number, (start, stop) in zip(order, pairwise((0, *cut, len(free))), strict=True):
+                for index in free[start:stop]:
+                    numbers[index] = number
+            loads = dict.fromkeys(limits, 0)
+            for number, size in zip(numbers, weights, strict=True):
+                loads[number] += size
+            fits = all(load <= limits[number] for number, load in loads.items())
+            if fits and any(number != ON_CPU for number in numbers):
+                use = max(loads[number] / max(1, size) for number, size in enumerate(left))
+                found.append((use, len(found), tuple(numbers)))
     found.sort()
-    yield from (seats for _, _, seats in found[:MAX_CUTS])
-    yield from (seats for _, _, seats in random.sample(found[MAX_CUTS:], min(MAX_CUTS, len(found[MAX_CUTS:]))))
+    yield from (numbers for _, _, numbers in found[:MAX_CUTS])
+    yield from (numbers for _, _, numbers in random.sample(found[MAX_CUTS:], min(MAX_CUTS, len(found[MAX_CUTS:]))))
 
 
-def _in_short(seats: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for device in seats:
-        if runs and runs[-1][0] == device:
-            runs[-1][1] += 1
-        else:
-            runs.append([device, 1])
-    return ", ".join(f"{count} on GPU {device}" for device, count in runs)
+def _cuts(num_blocks: int, num_cuts: int, limit: int, random: Random) -> Iterable[tuple[int, ...]]:
+    """All ways to cut so many blocks, or so many of them drawn by lot."""
+    if comb(num_blocks + num_cuts, num_cuts) <= limit:
+        return combinations_with_replacement(range(num_blocks + 1), num_cuts)
+    return (tuple(sorted(random.choices(range(num_blocks + 1), k=num_cuts))) for _ in range(limit))
+
+
+def _in_short(numbers: Sequence[int]) -> str:
+    runs = [(number, len(list(run))) for number, run in groupby(numbers)]
+    return ", ".join(f"{count} on {'cpu' if number == ON_CPU else f'GPU {number}'}" for number, count in runs)
 
 
 def _table(tally: Tally) -> Table:
