@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
 from fractions import Fraction
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,7 @@ from devmap_cli.planning.partition import balanced, fill, least_use
 COSTS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
 
 
-def room(index: int, budget: int, **fields: int) -> Room:
+def room(index: int, budget: int, **fields: Any) -> Room:
     plain = Room(Device("cuda", index), budget, budget)
     return replace(plain, is_held=bool(fields.get("held_resident_bytes")), **fields)
 
