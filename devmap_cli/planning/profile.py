@@ -56,15 +56,17 @@ class Profile:
         """What blocks of the trace get of each other."""
         totals: dict[tuple[int, int, str], list[int]] = {}
         blocks: list[int] = []
+        homes = self.trace.homes
         for phase, events in self.trace.phases.items():
             source = None
             for event, first, second in events:
                 if event == _COPY:
                     source = blocks[first]
                 elif event == _ALLOCATE or event in _PER_DEVICE:
-                    blocks.append(first)
-                    if source is not None and source != first:
-                        total = totals.setdefault((source, first, phase), [0, 0])
+                    block = homes[first]
+                    blocks.append(block)
+                    if source is not None and source != block:
+                        total = totals.setdefault((source, block, phase), [0, 0])
                         total[0] += second
                         total[1] += 1
                     source = None
@@ -115,15 +117,15 @@ class _Needs:
         live: dict[int, tuple[int, int]] = {
             -index: (block, _rounded(size)) for index, (block, size) in enumerate(trace.weights, start=1)
         }
-        number = 0
+        number, homes = 0, trace.homes
         for phase, events in trace.phases.items():
             peaks, kept = list(in_use), [0] * trace.num_blocks
             for event, first, second in events:
                 if event == _ALLOCATE:
-                    size = _rounded(second)
-                    live[number] = first, size
-                    in_use[first] += size
-                    peaks[first] = max(peaks[first], in_use[first])
+                    block, size = homes[first], _rounded(second)
+                    live[number] = block, size
+                    in_use[block] += size
+                    peaks[block] = max(peaks[block], in_use[block])
                     number += 1
                 elif event == _FREE:
                     block, size = live.pop(first, (0, 0))

@@ -14,8 +14,6 @@ from devmap_cli.planning.profile import DECODE, PREFILL, Profile
 from devmap_cli.simulation.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from devmap_cli.mapfile import MapWorkload
     from devmap_cli.model.spec import ModelSpec
     from devmap_cli.simulation.recording import Recording
@@ -133,14 +131,18 @@ class Profiler:
 
 def _profile(recording: Recording) -> Profile:
     trace = recording.trace
-    works: dict[int, Mapping[str, Work]] = {}
+    homes = trace.homes
+    works: dict[tuple[int, str], Work] = {}
     for device in recording.rehearsal.devices:
-        works.update(device.block_work)
+        for number, phases in device.block_work.items():
+            for phase, work in phases.items():
+                key = (homes[number], phase)
+                works[key] = works.get(key, Work()) + work
     return Profile(
         trace=trace,
         groups=recording.groups,
         work={
-            phase: tuple(works.get(block, {}).get(phase, Work()) for block in range(trace.num_blocks))
+            phase: tuple(works.get((block, phase), Work()) for block in range(trace.num_blocks))
             for phase in (PREFILL, DECODE)
             if phase in trace.phases
         },

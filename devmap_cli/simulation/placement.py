@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import Any
 
+    from accelerate.hooks import ModelHook
     from torch import nn
 
     from devmap_cli.simulation.machine import Machine, SimulatedDevice
@@ -68,6 +69,8 @@ def placed(
         if machine.recorder is not None:
             _record(machine.recorder, slots, weights, conversions)
         _dispatch(model, device_map)
+        if machine.recorder is not None:
+            _gather_inputs(model, machine.recorder, machine)
         yield
     finally:
         remove_hook_from_module(model, recurse=True)
@@ -243,6 +246,30 @@ def _read_bytes(slot: _Slot, num_bytes: int, *, is_buffer: bool) -> int:
     if is_buffer and conversion != AS_STORED:
         return 0
     return round(num_bytes * conversion.read_share) if slot.original.dim() > 1 else num_bytes
+
+
+def _gather_inputs(model: nn.Module, recorder: Recorder, machine: Machine) -> None:
+    """Bring the inputs of towers to devices of their own, as accelerate brings them to where all of a tower is."""
+    from accelerate.hooks import add_hook_to_module
+
+    for name, number in recorder.towers.items():
+        device = machine.device(recorder.device_of(number)).torch_device
+        add_hook_to_module(model.get_submodule(name), _gathering(device, model))
+
+
+def _gathering(device: torch.device, model: Any) -> ModelHook:
+    """A hook that sends all inputs to `device`, as accelerate's own does, and leaves weights alone."""
+    from accelerate.hooks import ModelHook
+    from accelerate.utils import send_to_device
+
+    skipped = getattr(model, "_skip_keys_device_placement", None)
+
+    def pre_forward(_: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=skipped)
+
+    hook = ModelHook()
+    hook.pre_forward = pre_forward
+    return hook
 
 
 def _dispatch(model: nn.Module, device_map: Mapping[str, int | str]) -> None:

@@ -61,7 +61,7 @@ class _Player:
     def __init__(self, trace: Trace, seats: Sequence[Seat], capacities: Sequence[int]) -> None:
         self._trace = trace
         self._seats = seats
-        self._devices = [seat.device for seat in seats]
+        self._devices = [seat.device for seat in trace.with_towers(seats)]
         self._allocators = [CachingAllocator(capacity) for capacity in capacities]
         self._weights = [0] * len(capacities)
         self._workspaces = [0] * len(capacities)

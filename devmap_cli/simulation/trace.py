@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import count
 from operator import mul
-from typing import Any
+from typing import Any, TypeVar
 
-from devmap_cli.model.names import parent
+from devmap_cli.model.names import is_ancestor, parent
 
 MAX_DEVICES = 120
 """PyTorch counts devices in 8 bits, so that of more blocks several share a device."""
+
+
+_Place = TypeVar("_Place")
 
 
 class Event(IntEnum):
@@ -52,6 +55,18 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
+class Tower:
+    """A module of several `blocks` beside the one that has the embedding of tokens.
+
+    Its own code runs where its blocks are if they are together, because accelerate brings its inputs there; else where
+    its inputs come from, which is where `outer` is: a block, or a tower.
+    """
+
+    outer: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """What the blocks of a model allocate, in order.
 
@@ -64,6 +79,7 @@ class Trace:
         holders: the modules whose weights are brought one by one where they are offloaded.
         phases: name and events of each phase after loading; allocations are numbered from 0 through all phases, those
             of `weights` from -1 down.
+        towers: outer ones first; in events they are numbered after all blocks.
     """
 
     num_blocks: int
@@ -73,6 +89,20 @@ class Trace:
     read_bytes: tuple[int, ...]
     holders: tuple[Holder, ...]
     phases: Mapping[str, tuple[tuple[int, int, int], ...]]
+    towers: tuple[Tower, ...] = ()
+
+    @property
+    def homes(self) -> list[int]:
+        """For each block itself, and for each tower its first block."""
+        return [*range(self.num_blocks), *(tower.blocks[0] for tower in self.towers)]
+
+    def with_towers(self, places: Sequence[_Place]) -> list[_Place]:
+        """The places of all blocks, then those of towers."""
+        placed = list(places)
+        for tower in self.towers:
+            own = {places[block] for block in tower.blocks}
+            placed.append(own.pop() if len(own) == 1 else placed[tower.outer])
+        return placed
 
     def to_document(self) -> dict[str, Any]:
         """The trace as plain data."""
@@ -82,6 +112,7 @@ class Trace:
             "buffers": [number for pair in self.buffers for number in pair],
             "conversion_bytes": self.conversion_bytes,
             "read_bytes": self.read_bytes,
+            "towers": [[tower.outer, *tower.blocks] for tower in self.towers],
             "holders": [[holder.fqn, holder.block, *holder.parameter_bytes] for holder in self.holders],
             "phases": {name: [number for event in events for number in event] for name, events in self.phases.items()},
         }
@@ -97,6 +128,7 @@ class Trace:
             read_bytes=tuple(document["read_bytes"]),
             holders=tuple(Holder(fqn, block, tuple(sizes)) for fqn, block, *sizes in document["holders"]),
             phases={name: _tuples(numbers, 3) for name, numbers in document["phases"].items()},
+            towers=tuple(Tower(outer, tuple(blocks)) for outer, *blocks in document["towers"]),
         )
 
 
@@ -129,19 +161,25 @@ def _tuples(numbers: Sequence[int], size: int) -> Any:
 
 
 class Recorder:
-    """Listens to a machine on which block number i is on device `device_of(i)`.
+    """Listens to a machine on which block number i is on device `device_of(i)`, and the code of towers likewise.
 
-    Where blocks share a device, an allocation there belongs to the one that was entered last.
+    Where they share a device, an allocation there belongs to the one that was entered last, and not left.
 
     Args:
         block_of: the number of each block by the names of its modules or tensors.
+        towers: modules of several blocks whose inputs are brought to one device, outer ones first.
+        embedding: the module that gets the inputs of the model.
     """
 
-    def __init__(self, block_of: Mapping[str, int]) -> None:
+    def __init__(self, block_of: Mapping[str, int], towers: Sequence[str] = (), embedding: str = "") -> None:
         self._block_of = block_of
         self.num_blocks = 1 + max(block_of.values(), default=-1)
-        self._current = {self.device_of(block): block for block in range(self.num_blocks - 1, -1, -1)}
-        self._is_shared = self.num_blocks > MAX_DEVICES
+        self.towers = {fqn: number for number, fqn in enumerate(towers, start=self.num_blocks)}
+        num_places = self.num_blocks + len(self.towers)
+        self.num_devices = min(num_places, MAX_DEVICES)
+        self._outermost = self.block_of(embedding) or 0
+        self._current = {self.device_of(number): number for number in range(num_places - 1, -1, -1)}
+        self._is_shared = num_places > MAX_DEVICES
         self._holders: dict[str, int] = {}
         self._named_holders: list[Holder] = []
         self._weights: list[tuple[int, int]] = []
@@ -152,11 +190,12 @@ class Recorder:
         self._events: list[tuple[int, int, int]] | None = None
         self._blocks: list[int] = []
         self._once: set[int] = set()
+        self._around: list[int] = []
 
     @staticmethod
-    def device_of(block: int) -> int:
-        """The device that a block is on."""
-        return block % MAX_DEVICES
+    def device_of(number: int) -> int:
+        """The device that a block is on, or that a tower's own code uses."""
+        return number % MAX_DEVICES
 
     def device_map(self) -> dict[str, int | str]:
         """The map of the rehearsal to listen to."""
@@ -169,7 +208,7 @@ class Recorder:
         return self._block_of.get(name)
 
     def block_on(self, device: int) -> int:
-        """The block that a device is used by now."""
+        """The block or tower that a device is used by now."""
         return self._current[device]
 
     # ------------------------------------------------------------------ while loading
@@ -225,14 +264,19 @@ class Recorder:
 
     def entered(self, fqn: str) -> None:
         """A module's forward begins."""
-        if self._is_shared and fqn in self._block_of:
-            block = self._block_of[fqn]
-            self._current[self.device_of(block)] = block
+        number = self._number(fqn)
+        if self._is_shared and number is not None:
+            self._around.append(number)
+            self._current[self.device_of(number)] = number
         if self._events is not None and fqn in self._holders:
             self._events.append((Event.ENTER, self._holders[fqn], 0))
 
     def left(self, fqn: str) -> None:
         """A module's forward ends."""
+        if self._is_shared and self._number(fqn) is not None:
+            self._around.pop()
+            for number in self._around[-1:]:
+                self._current[self.device_of(number)] = number
         if self._events is not None and fqn in self._holders:
             self._events.append((Event.LEAVE, self._holders[fqn], 0))
 
@@ -267,7 +311,19 @@ class Recorder:
             read_bytes=tuple(self._read),
             holders=tuple(self._named_holders),
             phases=self._marked_phases(),
+            towers=tuple(map(self._tower, self.towers)),
         )
+
+    def _number(self, fqn: str) -> int | None:
+        """Of the block or tower of exactly this name."""
+        return self.towers.get(fqn, self._block_of.get(fqn))
+
+    def _tower(self, fqn: str) -> Tower:
+        blocks = dict.fromkeys(block for name, block in self._block_of.items() if is_ancestor(fqn, name))
+        name = parent(fqn)
+        while name and name not in self.towers:
+            name = parent(name)
+        return Tower(self.towers.get(name, self._outermost), tuple(blocks))
 
     def _marked_phases(self) -> dict[str, tuple[tuple[int, int, int], ...]]:
         """The events, with what is made once per device marked as that."""
