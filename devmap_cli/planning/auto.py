@@ -9,7 +9,7 @@ from itertools import accumulate
 from devmap_cli.planning.balanced import on_accelerators
 from devmap_cli.planning.costs import Room, SegmentCosts
 from devmap_cli.planning.partition import balanced, fill
-from devmap_cli.planning.task import Run, Task, runs_of
+from devmap_cli.planning.task import Run, Task, runs_around
 from devmap_cli.units import format_bytes
 
 
@@ -35,7 +35,7 @@ def around_window(task: Task, stream_limit: int | None = None) -> list[Run] | No
             continue
         num_bytes = task.costs.weights(start, stop)
         if best is None or num_bytes < task.costs.weights(best[0], best[1]):
-            runs = _offloaded(task, start, stop)
+            runs = offloaded(task, start, stop)
             best = best if runs is None else (start, stop, runs)
     if best is None:
         return None
@@ -43,7 +43,7 @@ def around_window(task: Task, stream_limit: int | None = None) -> list[Run] | No
     return _before_and_after(task, start, stop) + runs
 
 
-def _offloaded(task: Task, start: int, stop: int) -> list[Run] | None:
+def offloaded(task: Task, start: int, stop: int) -> list[Run] | None:
     """A window's blocks on cpu as far as they go, then disk."""
     size = format_bytes(task.costs.weights(start, stop))
     reason = f"the accelerators can't hold all: the fewest bytes to offload in one piece are {size}"
@@ -60,14 +60,7 @@ def _before_and_after(task: Task, start: int, stop: int) -> list[Run]:
     """What is around a window, balanced over the accelerators."""
     segments = balanced(task.costs.without(start, stop), task.accelerators)
     assert segments is not None, "a window was chosen that doesn't make the rest fit"
-    width = stop - start
-    runs = []
-    for run in runs_of(segments, "balanced over the accelerators without what is offloaded"):
-        if run.start < start:
-            runs.append(Run(run.device, run.start, min(run.stop, start), run.reason))
-        if run.stop > start:
-            runs.append(Run(run.device, max(run.start, start) + width, run.stop + width, run.reason))
-    return runs
+    return runs_around(segments, start, stop, "balanced over the accelerators without what is offloaded")
 
 
 class _Windows:

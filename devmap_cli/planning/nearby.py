@@ -1,17 +1,21 @@
-"""Contiguous placements that nearly fit by what blocks add up to: a run may take less than that."""
+"""Placements that nearly fit by what blocks add up to, for a judge that knows better: a run may take less than that."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from heapq import nsmallest
-from itertools import combinations_with_replacement, pairwise, permutations
-from math import comb, factorial
+from itertools import combinations_with_replacement, count, pairwise, permutations
+from math import comb
 
+from devmap_cli.devices.device import main_device
+from devmap_cli.planning.auto import offloaded
 from devmap_cli.planning.costs import Room
-from devmap_cli.planning.task import Run, Task
+from devmap_cli.planning.partition import balanced
+from devmap_cli.planning.task import Run, Task, runs_around
 
 _MAX_SCORED = 20_000
-_MAX_TRIED = 16
+_MAX_WINDOWS = 400
 _MOST_OVER = 1.25
 """Placements are near where no device takes more than so many times its budget, and weights and KV cache do fit."""
 _REASON = "nearly full: a run takes less than its blocks add up to"
@@ -19,23 +23,29 @@ _REASON = "nearly full: a run takes less than its blocks add up to"
 Spans = list[tuple[Room, tuple[int, int]]]
 
 
-def nearby(task: Task) -> Iterator[list[Run]]:
-    """Placements on the accelerators that are over budget by little, the closest first; none where there are too many.
+def nearby(task: Task, limit: int) -> Iterator[list[Run]]:
+    """At most `limit` contiguous placements on the accelerators alone, over budget by little, the closest first.
 
-    All orders and cuts are looked at, which for more than a few devices are too many.
+    All orders and cuts are looked at, and none where they are too many, as for more than a few devices.
     """
     rooms, num_blocks = task.accelerators, len(task.costs)
-    if not rooms or factorial(len(rooms)) * comb(num_blocks + len(rooms) - 1, len(rooms) - 1) > _MAX_SCORED:
+    num_cuts = comb(num_blocks + len(rooms) - 1, len(rooms) - 1) if rooms else 0
+    orders = {tuple(room.kind for room in order): order for order in permutations(rooms)} if len(rooms) < 7 else {}
+    if not orders or len(orders) * num_cuts > _MAX_SCORED:
         return
-    near = ((use, spans) for spans in _all_spans(rooms, num_blocks) if (use := _use(task, spans)) <= _MOST_OVER)
-    for _, spans in nsmallest(_MAX_TRIED, near, key=lambda item: item[0]):
+    near = (
+        (use, spans)
+        for order in orders.values()
+        for spans in _all_spans(order, num_blocks)
+        if (use := _use(task, spans)) <= _MOST_OVER
+    )
+    for _, spans in nsmallest(limit, near, key=lambda item: item[0]):
         yield [Run(room.device, start, stop, _REASON) for room, (start, stop) in spans if stop > start]
 
 
-def _all_spans(rooms: tuple[Room, ...], num_blocks: int) -> Iterator[Spans]:
-    for order in permutations(rooms):
-        for cuts in combinations_with_replacement(range(num_blocks + 1), len(rooms) - 1):
-            yield list(zip(order, pairwise((0, *cuts, num_blocks)), strict=True))
+def _all_spans(order: Sequence[Room], num_blocks: int) -> Iterator[Spans]:
+    for cuts in combinations_with_replacement(range(num_blocks + 1), len(order) - 1):
+        yield list(zip(order, pairwise((0, *cuts, num_blocks)), strict=True))
 
 
 def _use(task: Task, spans: Spans) -> float:
@@ -47,3 +57,62 @@ def _use(task: Task, spans: Spans) -> float:
             return float("inf")
         highest = max(highest, task.costs.on(room, start, stop) / max(1, room.budget_bytes))
     return highest
+
+
+def nearby_offloading(task: Task, limit: int) -> Iterator[list[Run]]:
+    """At most `limit` placements with one run of blocks on cpu and disk, and the others balanced over the accelerators.
+
+    Half of them are those that leave the accelerators the most room, the others go up from there to the fullest.
+    """
+    if not task.accelerators or not task.tiers:
+        return
+    found = sorted(_around_windows(task), key=lambda item: item[0])
+    half = min(len(found), max(1, limit // 2))
+    step = max(1, (len(found) - half) // max(1, limit - half))
+    yield from (runs for _, runs in [*found[:half], *found[half::step]][:limit])
+
+
+def _around_windows(task: Task) -> Iterator[tuple[float, list[Run]]]:
+    """The highest use with each window of blocks offloaded, and the runs, in a few orders of the accelerators."""
+    num_blocks = len(task.costs)
+    step = next(step for step in count(1) if (num_blocks // step) ** 2 <= 2 * _MAX_WINDOWS)
+    for start in range(0, num_blocks, step):
+        for stop in [*range(start + step, num_blocks, step), num_blocks]:
+            away = offloaded(task, start, stop)
+            if away is None or stop - start == num_blocks:
+                break
+            rest, rooms = task.costs.without(start, stop), _with_computing(task, start, stop)
+            for order in {tuple(room.device for room in order): order for order in _few_orders(rooms)}.values():
+                segments = balanced(rest, order)
+                if segments is not None:
+                    yield float(segments.highest_use(rest)), [*runs_around(segments, start, stop, _REASON), *away]
+
+
+def _few_orders(rooms: Sequence[Room]) -> Iterator[Sequence[Room]]:
+    """As given, the other way round, and with the first one, which is apt to be the main one, behind the others."""
+    yield rooms
+    yield rooms[::-1]
+    yield [*rooms[1:], rooms[0]]
+
+
+def _with_computing(task: Task, start: int, stop: int) -> list[Room]:
+    """The accelerators with a little more than they have, the main one with what it computes for offloaded blocks.
+
+    Each of these comes there while it runs.
+    """
+    main = main_device(room.device for room in task.accelerators)
+    blocks = [task.blocks[task.free[index]] for index in range(start, stop)]
+    kv_cache = sum(block.kv_cache_bytes for block in blocks)
+    transient = max(block.largest_transient_bytes + block.streamed_bytes for block in blocks)
+    rooms = [replace(room, budget_bytes=int(_MOST_OVER * room.budget_bytes)) for room in task.accelerators]
+    return [
+        room
+        if room.device != main
+        else replace(
+            room,
+            held_resident_bytes=room.held_resident_bytes + kv_cache,
+            held_transient_bytes=max(room.held_transient_bytes, transient),
+            is_held=True,
+        )
+        for room in rooms
+    ]

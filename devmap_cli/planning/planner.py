@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from devmap_cli.devices.budgets import Budgets
@@ -18,7 +18,7 @@ from devmap_cli.model.quantization.scheme import needs_accelerator, off_gpu
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
 from devmap_cli.planning.judging import Arithmetic, Judge, Rehearsing, Replaying, Verdict
-from devmap_cli.planning.nearby import nearby
+from devmap_cli.planning.nearby import nearby, nearby_offloading
 from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import Pin, apply_pins
@@ -26,7 +26,7 @@ from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.searching import smallest
 from devmap_cli.planning.shortage import reason_of
 from devmap_cli.planning.strategies import plan, plan_offloading
-from devmap_cli.planning.task import Task
+from devmap_cli.planning.task import Run, Task
 from devmap_cli.planning.transfers import transfers
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ _FINENESS = 4096
 """What is kept free grows by at least this part of a budget."""
 _MAX_STREAM_LIMITS = 3
 _MAX_CONFIRMED = 4
+_LEAST_NEARBY, _MOST_NEARBY, _NEARBY_EVENTS = 16, 160, 400_000
+"""So many placements are tried that nearly fit: more where a trace has few events, so that they take little time."""
 _MAX_GROWTHS, _GROWTH_FINENESS, _LEAST_GROWTH_BYTES = 14, 256, 1 << 20
 """How often a budget is tried that is larger, and by which part of it at least, twice as much each time."""
 
@@ -123,7 +125,8 @@ def _needs(
     if profile is not None:
         blocks = profile.blocks(blocks)
         judge = Replaying(profile, request.more_workspace_bytes)
-        means = replace(means, judge=judge, shared_bytes=profile.shared_bytes)
+        num_nearby = max(_LEAST_NEARBY, min(_MOST_NEARBY, _NEARBY_EVENTS // max(1, profile.trace.num_events)))
+        means = replace(means, judge=judge, shared_bytes=profile.shared_bytes, num_nearby=num_nearby)
         if missing is not None:
             rehearsing = Rehearsing(judge, lambda placement: missing(_device_map(spec, placement)))
             means = replace(means, judge=rehearsing, unrehearsed=judge)
@@ -140,6 +143,7 @@ class _Means:
         more_bytes: what some devices take beyond that.
         pace: tells how fast a placement is.
         is_probe: that only whether anything fits is asked.
+        num_nearby: how many placements are tried that are a little over the budgets at first sight.
         unrehearsed: says it for other budgets too, where `judge` rehearses and so knows those of the request alone.
         confirm: rehearses what fits but for a margin, and tells what devices lack.
     """
@@ -149,6 +153,7 @@ class _Means:
     more_bytes: Mapping[Device, int] = field(default_factory=dict)
     pace: Pace | None = None
     is_probe: bool = False
+    num_nearby: int = _LEAST_NEARBY
     unrehearsed: Judge | None = None
     confirm: Callable[[Placement], Mapping[Device, int]] | None = None
 
@@ -178,7 +183,7 @@ class _Planner:
         request = self._request
         answer = self._plan_judged(request.strategy)
         if request.budgets.accelerators and not self._means.is_probe and _is_short(answer):
-            answer = self._nearby() or answer
+            answer = self._nearby(answer) or answer
         if _is_short(answer):
             answer = self._confirmed(answer) or answer
         if isinstance(answer, Infeasible):
@@ -192,20 +197,34 @@ class _Planner:
                 return replace(other, strategy=request.strategy)
         return answer
 
-    def _nearby(self) -> Placement | None:
-        """A placement on the accelerators alone that is over their budgets at first sight, and judged to fit."""
-        request = self._request
-        task = Task.of(self._blocks, request.budgets.without_tiers(), self._overhead, request.gpu_weights)
-        for runs in nearby(task):
-            placement = replace(task.placement(request.strategy, runs), budgets=request.budgets)
-            verdict = self._verdict(placement)
-            if not verdict.missing:
-                return replace(placement, measured=verdict.memory)
-        return None
+    def _nearby(self, answer: Placement | Infeasible) -> Placement | None:
+        """A placement that is over the budgets at first sight, and judged to fit: if need be, one that offloads."""
+        request, limit = self._request, self._means.num_nearby
+        alone = Task.of(self._blocks, request.budgets.without_tiers(), self._overhead, request.gpu_weights)
+        found = self._judged(self._fitting(alone, nearby(alone, limit)))
+        if found is not None or isinstance(answer, Placement):
+            return found
+        task = Task.of(self._blocks, request.budgets, self._overhead, request.gpu_weights)
+        return self._judged(sorted(self._fitting(task, nearby_offloading(task, limit)), key=self._slowness))
 
-    def _verdict(self, placement: Placement) -> Verdict:
-        """The judge's verdict; what fits but for a margin is remembered."""
-        verdict = self._means.judge.verdict(placement, self._request.budgets)
+    def _judged(self, placements: Iterable[Placement]) -> Placement | None:
+        """The first of a few that the judge lets pass."""
+        judged = ((placement, self._verdict(self._means.judge, placement)) for placement in placements)
+        few = islice(judged, _MAX_CONFIRMED)
+        return next((replace(placement, measured=seen.memory) for placement, seen in few if not seen.missing), None)
+
+    def _fitting(self, task: Task, tried: Iterable[list[Run]]) -> Iterator[Placement]:
+        """The placements that fit as far as can be told without a rehearsal."""
+        judge = self._means.unrehearsed or self._means.judge
+        for runs in tried:
+            placement = replace(task.placement(self._request.strategy, runs), budgets=self._request.budgets)
+            verdict = self._verdict(judge, placement)
+            if not verdict.missing:
+                yield replace(placement, measured=verdict.memory)
+
+    def _verdict(self, judge: Judge, placement: Placement) -> Verdict:
+        """A judge's verdict; what fits but for a margin is remembered."""
+        verdict = judge.verdict(placement, self._request.budgets)
         if verdict.is_close:
             close = replace(placement, budgets=self._request.budgets, measured=verdict.memory)
             self._close.setdefault(placement.devices, close)
@@ -308,7 +327,7 @@ class _Planner:
                 return self._for_whole_budgets(answer, kept)
             if set(answer.devices) == {DISK}:
                 return replace(answer, budgets=budgets)  # nothing computes: there is no room left to keep
-            verdict = self._verdict(answer)
+            verdict = self._verdict(self._means.judge, answer)
             if not verdict.missing:
                 return replace(answer, budgets=budgets, measured=verdict.memory)
             for device, missing in verdict.missing.items():

@@ -135,6 +135,18 @@ def runs_of(segments: Segments, reason: str) -> list[Run]:
     return [Run(room.device, start, stop, reason) for room, (start, stop) in spans if stop > start]
 
 
+def runs_around(segments: Segments, start: int, stop: int, reason: str) -> list[Run]:
+    """The runs of segments that leave out the blocks [start, stop)."""
+    width = stop - start
+    runs = []
+    for run in runs_of(segments, reason):
+        if run.start < start:
+            runs.append(Run(run.device, run.start, min(run.stop, start), reason))
+        if run.stop > start:
+            runs.append(Run(run.device, max(run.start, start) + width, run.stop + width, reason))
+    return runs
+
+
 def percent(use: Fraction) -> str:
     """A use for people: `71.3 %`."""
     return f"{float(use) * 100:.1f} %"

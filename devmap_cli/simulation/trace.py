@@ -92,6 +92,11 @@ class Trace:
     towers: tuple[Tower, ...] = ()
 
     @property
+    def num_events(self) -> int:
+        """In all phases."""
+        return sum(map(len, self.phases.values()))
+
+    @property
     def homes(self) -> list[int]:
         """For each block itself, and for each tower its first block."""
         return [*range(self.num_blocks), *(tower.blocks[0] for tower in self.towers)]
