@@ -123,9 +123,10 @@ def plan(
     from devmap_cli.devices.capability import kernels_of
     from devmap_cli.mapfile import write_map
     from devmap_cli.model.load import load_spec
+    from devmap_cli.planning.mapping import map_file
     from devmap_cli.planning.nouns import Infeasible
     from devmap_cli.planning.pins import load_rules, parse_pin, parse_weights
-    from devmap_cli.planning.planner import PlanRequest, map_file
+    from devmap_cli.planning.planner import PlanRequest
 
     _check_targets(strategy, output, report)
     _check_questions(strategy, solve=solve, gpus=gpus, how_many=how_many, output=output, weights_only=weights_only)

@@ -15,7 +15,7 @@ from devmap_cli.planning.partition import balanced
 from devmap_cli.planning.task import Run, Task, runs_around
 
 _MAX_SCORED = 20_000
-_MAX_WINDOWS = 400
+_MAX_PERMUTED, _MAX_WINDOWS = 6, 400
 _MOST_OVER = 1.25
 """Placements are near where no device takes more than so many times its budget, and weights and KV cache do fit."""
 _REASON = "nearly full: a run takes less than its blocks add up to"
@@ -30,8 +30,10 @@ def nearby(task: Task, limit: int) -> Iterator[list[Run]]:
     """
     rooms, num_blocks = task.accelerators, len(task.costs)
     num_cuts = comb(num_blocks + len(rooms) - 1, len(rooms) - 1) if rooms else 0
-    orders = {tuple(room.kind for room in order): order for order in permutations(rooms)} if len(rooms) < 7 else {}
-    if not orders or len(orders) * num_cuts > _MAX_SCORED:
+    orders: dict[tuple[object, ...], tuple[Room, ...]] = {}
+    for order in permutations(rooms) if len(rooms) <= _MAX_PERMUTED else ():
+        orders.setdefault(tuple(room.kind for room in order), order)
+    if not rooms or len(orders) * num_cuts > _MAX_SCORED:
         return
     near = (
         (use, spans)

@@ -1,4 +1,4 @@
-"""From a described model and budgets to a placement, and from a placement to a map."""
+"""From a described model and budgets to a placement."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from devmap_cli.devices.budgets import Budgets
 from devmap_cli.devices.capability import Capability, capability_of, lowest_capability, matmul_workspace_bytes
 from devmap_cli.devices.device import DISK, Device, main_device
 from devmap_cli.devices.runtime import runtime_overhead_bytes
-from devmap_cli.mapfile import MapDevice, MapFile, MapModel, MapTransfer, MapWorkload
-from devmap_cli.model.cache import package_versions
+from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.quantization.scheme import needs_accelerator, off_gpu
 from devmap_cli.model.spec import ModelSpec
-from devmap_cli.planning.blocks import blocks_of, device_map_of
+from devmap_cli.planning.blocks import blocks_of
 from devmap_cli.planning.judging import Arithmetic, Judge, Rehearsing, Replaying, Verdict
+from devmap_cli.planning.mapping import places_of
 from devmap_cli.planning.nearby import nearby, nearby_offloading
 from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import Pin, apply_pins
 from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.searching import smallest
-from devmap_cli.planning.shortage import reason_of
+from devmap_cli.planning.shortage import disk_alone, reason_of
 from devmap_cli.planning.strategies import plan, plan_offloading
 from devmap_cli.planning.task import Run, Task
-from devmap_cli.planning.transfers import transfers
 
 if TYPE_CHECKING:
     from devmap_cli.devices.cards import Card
@@ -99,7 +98,7 @@ def make_plan(
         request = replace(request, budgets=request.budgets.without_tiers())
     blocks, means = _needs(spec, request, profile, missing, pace, is_probe=is_probe)
     if confirm is not None:
-        means = replace(means, confirm=lambda placement: confirm(_device_map(spec, placement)))
+        means = replace(means, confirm=lambda placement: confirm(places_of(spec, placement)))
     answer = _Planner(request, apply_pins(blocks, request.pins, spec), means).plan()
     if isinstance(answer, Infeasible) and only_accelerators is not None:
         return replace(answer, reason=f"{answer.reason}; {only_accelerators}")
@@ -128,7 +127,7 @@ def _needs(
         num_nearby = max(_LEAST_NEARBY, min(_MOST_NEARBY, _NEARBY_EVENTS // max(1, profile.trace.num_events)))
         means = replace(means, judge=judge, shared_bytes=profile.shared_bytes, num_nearby=num_nearby)
         if missing is not None:
-            rehearsing = Rehearsing(judge, lambda placement: missing(_device_map(spec, placement)))
+            rehearsing = Rehearsing(judge, lambda placement: missing(places_of(spec, placement)))
             means = replace(means, judge=rehearsing, unrehearsed=judge)
     return blocks, means
 
@@ -189,7 +188,7 @@ class _Planner:
         if isinstance(answer, Infeasible):
             return answer if self._means.is_probe else self._with_enough(answer)
         if set(answer.devices) == {DISK}:
-            return _disk_alone(answer) if self._means.is_probe else self._with_enough(_disk_alone(answer))
+            return disk_alone(answer) if self._means.is_probe else self._with_enough(disk_alone(answer))
         idle = not any(device.is_accelerator for device in answer.devices)
         if idle and request.budgets.accelerators and request.strategy != "auto":
             other = self._plan_judged("auto")
@@ -371,52 +370,3 @@ def _without_accelerator(spec: ModelSpec, request: PlanRequest) -> Infeasible:
     """The answer for weights that need an accelerator where none has a budget."""
     needed = sum(block.weights_bytes for block in blocks_of(spec, 0, 1))
     return Infeasible(request.strategy, str(off_gpu(spec.quantization)), needed, 0)
-
-
-def _disk_alone(placement: Placement) -> Infeasible:
-    """The answer where no device could compute: disk holds weights and nothing else.
-
-    What computes has to hold a block of its own beside what all others take of it while they run.
-    """
-    budgets = placement.budgets
-    device = max(budgets.accelerators, key=budgets.get, default=placement.main_device)
-    smallest_block = min((block.weights_bytes for block in placement.blocks if block.weights_bytes), default=1)
-    needed = placement.memory(placement.main_device).peak_bytes + smallest_block
-    budget = budgets.get(device)
-    reason = "no device that computes has room for the KV cache, the weights passing through and a block of its own"
-    return Infeasible(placement.strategy, reason, max(needed, budget + 1), budget, device)
-
-
-def map_file(spec: ModelSpec, request: PlanRequest, placement: Placement) -> MapFile:
-    """The map that says what `placement` decided, complete for a run."""
-    device_map = _device_map(spec, placement)
-    return MapFile(
-        device_map=device_map,
-        model=MapModel(spec.model_id, spec.revision, spec.class_name, spec.dtype, spec.quantization),
-        strategy=placement.strategy,
-        workload=request.workload,
-        devices=tuple(_map_device(placement, device, request) for device in request.budgets.devices),
-        transfers=tuple(
-            MapTransfer(source, target, num_bytes)
-            for (source, target), num_bytes in sorted(transfers(spec, device_map).items())
-        ),
-        versions=package_versions(),
-        weights_only=request.weights_only,
-    )
-
-
-def _device_map(spec: ModelSpec, placement: Placement) -> dict[str, Device]:
-    return {key: Device.parse(value) for key, value in device_map_of(spec, placement).items()}
-
-
-def _map_device(placement: Placement, device: Device, request: PlanRequest) -> MapDevice:
-    memory, card = placement.memory(device), request.cards.get(device)
-    return MapDevice(
-        device,
-        request.budgets.whole(device),
-        weights_bytes=memory.weights_bytes,
-        kv_cache_bytes=memory.kv_cache_bytes,
-        activation_bytes=memory.activation_bytes,
-        overhead_bytes=memory.overhead_bytes,
-        card=None if card is None else card.name,
-    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from devmap_cli.devices.budgets import Budgets
 from devmap_cli.planning.costs import Room
-from devmap_cli.planning.nouns import Block, Infeasible
+from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.partition import fill
 from devmap_cli.planning.task import Task
 from devmap_cli.units import format_bytes
@@ -35,6 +35,20 @@ def shortage(strategy: str, task: Task, is_feasible: Callable[[Task], bool] | No
         room, missing = _smallest(task, is_feasible, room, missing)
     bound = room.budget_bytes
     return Infeasible(strategy, reason_of(task.blocks, task.budgets), bound + missing, bound, room.device)
+
+
+def disk_alone(placement: Placement) -> Infeasible:
+    """The answer where no device could compute: disk holds weights and nothing else.
+
+    What computes has to hold a block of its own beside what all others take of it while they run.
+    """
+    budgets = placement.budgets
+    device = max(budgets.accelerators, key=budgets.get, default=placement.main_device)
+    smallest_block = min((block.weights_bytes for block in placement.blocks if block.weights_bytes), default=1)
+    needed = placement.memory(placement.main_device).peak_bytes + smallest_block
+    budget = budgets.get(device)
+    reason = "no device that computes has room for the KV cache, the weights passing through and a block of its own"
+    return Infeasible(placement.strategy, reason, max(needed, budget + 1), budget, device)
 
 
 def reason_of(blocks: Sequence[Block], budgets: Budgets) -> str:

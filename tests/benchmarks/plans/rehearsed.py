@@ -25,6 +25,7 @@ from devmap_cli.errors import RequestError
 from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
+from devmap_cli.planning.mapping import places_of
 from devmap_cli.planning.nouns import Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import Pin
@@ -315,8 +316,8 @@ def _is_rehearsed(job: Job, request: PlanRequest, numbers: Sequence[int]) -> boo
     """Whether the model's code gets through with the blocks on these devices."""
     blocks = job.profile.blocks(blocks_of(job.spec, 0, 1))
     places = tuple(CPU if number == ON_CPU else Device("cuda", number) for number in numbers)
-    device_map = device_map_of(job.spec, Placement("by hand", blocks, places, request.budgets))
-    return not _assurance(job, request).missing({key: Device.parse(value) for key, value in device_map.items()})
+    placement = Placement("by hand", blocks, places, request.budgets)
+    return not _assurance(job, request).missing(places_of(job.spec, placement))
 
 
 def _candidates(
