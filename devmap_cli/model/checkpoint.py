@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-_FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
 
 
@@ -38,6 +38,6 @@ def first_float_dtype(folder: Path) -> str | None:
     """The dtype of the first floating-point tensor in the folder's weights; None without weights."""
     for path in weight_files(folder):
         for name, entry in (read_header(path) or {}).items():
-            if name != "__metadata__" and entry.get("dtype") in _FLOATS:
-                return _FLOATS[entry["dtype"]]
+            if name != "__metadata__" and entry.get("dtype") in FLOATS:
+                return FLOATS[entry["dtype"]]
     return None

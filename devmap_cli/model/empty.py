@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from devmap_cli.errors import RequestError, SurroundingsError, first_line
-from devmap_cli.model.checkpoint import first_float_dtype
+from devmap_cli.model.stored import index_bytes, stored_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from devmap_cli.model.reference import ModelReference
 
 _PART = re.compile(r"num_|n_|size|heads|dim|groups|channels")
+_HALF_BYTES = 2.0
 DTYPES = ("float32", "float16", "bfloat16")
 # Which head a config without a usable `architectures` is loaded with: the first auto class that knows it; those of
 # encoder-decoders first where it is one.
@@ -76,11 +77,13 @@ def _unknown_architecture(reference: ModelReference) -> RequestError:
     )
 
 
-def choose_dtype(reference: ModelReference, config: PreTrainedConfig, asked: str | None) -> tuple[str, str | None]:
+def choose_dtype(
+    reference: ModelReference, config: PreTrainedConfig, asked: str | None, *, trust_remote_code: bool
+) -> tuple[str, str | None]:
     """The dtype the model loads in, and a note where it was not stated anywhere.
 
-    Asked for, else config.json's, else that of the weights in the folder, else float32 as transformers does; of a
-    quantized model, whose weights are not stored in float32, bfloat16.
+    Asked for, else config.json's, else that of the weights in the folder or on the hub, else what their index lets
+    suppose, else float32 as transformers does; of a quantized model, whose weights are not stored in float32, bfloat16.
     """
     if asked is not None:
         return asked, None
@@ -88,11 +91,21 @@ def choose_dtype(reference: ModelReference, config: PreTrainedConfig, asked: str
     stated = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
     if stated is not None:
         return str(stated).removeprefix("torch."), None
-    stored = first_float_dtype(reference.folder)
+    stored = stored_dtype(reference)
     if stored is not None:
         return stored, None
     if isinstance(reference.config.get("quantization_config"), dict):
         return "bfloat16", "config.json states no dtype: counted as bfloat16, as the model is quantized"
+    total = index_bytes(reference.folder)
+    if total is not None:
+        model = build_empty(reference, config, "float32", trust_remote_code=trust_remote_code)
+        each = total / max(1, sum(parameter.numel() for parameter in model.parameters()))
+        if round(each, 1) == _HALF_BYTES:
+            return (
+                "bfloat16",
+                "config.json states no dtype: counted and loaded as bfloat16, as the index of the weights has 2 bytes "
+                "for each parameter; --dtype float16 or float32 says otherwise",
+            )
     return (
         "float32",
         "config.json states no dtype: counted and loaded as float32; where the weights are stored in 16 bit, --dtype "
@@ -119,7 +132,7 @@ def build_quantized(
         SurroundingsError: its class needs a package that is missing.
     """
     config = load_config(reference, trust_remote_code=trust_remote_code)
-    chosen, dtype_note = choose_dtype(reference, config, dtype)
+    chosen, dtype_note = choose_dtype(reference, config, dtype, trust_remote_code=trust_remote_code)
     if quantization is not None:
         chosen = quantization.loaded_dtype(chosen)
     model = build_empty(reference, config, chosen, trust_remote_code=trust_remote_code)

@@ -10,6 +10,7 @@ from devmap_cli.model.positions import position_limit
 from devmap_cli.model.quantization.scheme import Quantization, modelopt_text, quantization_in_map, quantization_of
 from devmap_cli.model.reference import ModelReference, resolve
 from devmap_cli.model.spec import ModelSpec
+from devmap_cli.model.stored import index_bytes, stored_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,8 +42,9 @@ def load_spec(
     quantization = quantization_of(reference.config, modelopt, quantize, kernels)
     if reference.has_remote_code and trust_remote_code:
         return describe(reference, dtype, quantization, trust_remote_code=True)  # its code may change: not cached
+    stored = (stored_dtype(reference), index_bytes(reference.folder)) if dtype is None else ()
     is_unpacked = quantization is not None and quantization.is_unpacked
-    key = key_of(reference.config_text, dtype, _stored_dtype(reference), quantize, modelopt, is_unpacked)
+    key = key_of(reference.config_text, dtype, *stored, quantize, modelopt, is_unpacked)
     cached = read_spec(key)
     if cached is not None:
         return replace(cached, model_id=reference.location, revision=_commit(reference))
@@ -110,9 +112,3 @@ def _class_note(reference: ModelReference, class_name: str) -> str | None:
 
 def _commit(reference: ModelReference) -> str | None:
     return None if reference.is_local else reference.revision
-
-
-def _stored_dtype(reference: ModelReference) -> str | None:
-    from devmap_cli.model.checkpoint import first_float_dtype
-
-    return first_float_dtype(reference.folder)

@@ -19,6 +19,7 @@ CONFIG_NAME = "config.json"
 MAX_PARTS = 10_000
 """More layers, or experts in a layer, than any model has; a slip of the keyboard would take hours to build."""
 _COUNT = re.compile(r"(?:\w*_)?(?:layers?|depth|experts)")
+_DTYPE_FIELDS = ("dtype", "torch_dtype")
 _MODEL_HINT = "MODEL is a folder with config.json, or a hub id like Qwen/Qwen2.5-7B"
 _HUB_PAGE_HINT = "compare it with the model's page on the hub"
 
@@ -40,6 +41,11 @@ class ModelReference:
     def is_local(self) -> bool:
         """Whether MODEL was a folder."""
         return Path(self.location) == self.folder
+
+    @property
+    def states_dtype(self) -> bool:
+        """Whether config.json says in which dtype the weights are, or the config of a part of it."""
+        return any(name.rpartition(".")[2] in _DTYPE_FIELDS and value for name, value in fields(self.config))
 
     @property
     def has_remote_code(self) -> bool:
@@ -146,7 +152,7 @@ def _check_field(name: str, value: object, config_path: Path) -> None:
     if isinstance(value, int) and value > MAX_PARTS and _COUNT.fullmatch(field):
         found = f"{value:,}" if value < 10**12 else "enormous"
         raise RequestError(f"{name} in {config_path} is {found}, and no model has above {MAX_PARTS:,}", _HUB_PAGE_HINT)
-    if field in ("dtype", "torch_dtype") and not isinstance(value, dict | None) and not is_floating(value):
+    if field in _DTYPE_FIELDS and not isinstance(value, dict | None) and not is_floating(value):
         raise RequestError(f"{name} in {config_path} is {value!r}, which is no floating-point dtype", DTYPE_HINT)
 
 

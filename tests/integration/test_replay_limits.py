@@ -15,7 +15,7 @@ from tests.support.planned import GIB, SHORT, Planner, needs_corpus
 from tests.support.processes import Outcome
 
 BLOOM = "bigscience__bloom"
-INT8 = ("--quantize", "int8", "--dtype", "bfloat16")
+INT8 = ("--quantize", "int8")
 
 
 @pytest.fixture
@@ -55,9 +55,7 @@ class TestBloom176B:
         assert all(count >= chosen for count, chosen in zip(counts[:3], [27, 16, 13], strict=True))
 
     def test_eight_cards_of_3_gb_do_not(self, planner: Planner) -> None:
-        refusal = planner.refusal(
-            BLOOM, ",".join(f"{index}:3GB" for index in range(8)), quantize="int8", dtype="bfloat16"
-        )
+        refusal = planner.refusal(BLOOM, ",".join(f"{index}:3GB" for index in range(8)), quantize="int8")
         together = "weights and KV cache take 168.1 GiB, and all budgets together are 22.4 GiB"
         assert refusal.reason.startswith(together)
         # one of the cards would have to hold what the seven others do not

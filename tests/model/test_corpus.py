@@ -63,7 +63,7 @@ def build(folder: Path) -> tuple[int, int]:
     with quiet_libraries():
         reference = resolve(str(folder))
         config = load_config(reference, trust_remote_code=False)
-        dtype, _ = choose_dtype(reference, config, None)
+        dtype, _ = choose_dtype(reference, config, None, trust_remote_code=False)
         model = build_empty(reference, config, dtype, trust_remote_code=False)
     tensors = [tensor for _, module in module_spec(model, frozenset()).walk() for tensor in module.tensors]
     return len(tensors), sum(tensor.num_bytes for tensor in tensors)

@@ -56,6 +56,26 @@ def test_then_that_of_the_weights(toy: MakeToy) -> None:
     assert (spec.dtype, spec.notes) == ("float16", ())
 
 
+@pytest.mark.parametrize(
+    ("bytes_each", "dtype", "told"), [(2, "bfloat16", "2 bytes for each parameter"), (4, "float32", "states no dtype")]
+)
+def test_then_what_their_index_lets_suppose(toy: MakeToy, bytes_each: int, dtype: str, told: str) -> None:
+    folder = toy("qwen2", dtype=None)
+    metadata = {"total_size": bytes_each * TOYS["qwen2"].num_parameters}
+    index = {"metadata": metadata, "weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    spec = load_spec(str(folder))
+    assert spec.dtype == dtype
+    assert told in spec.notes[0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"metadata": {"total_size": "much"}}', '{"metadata": null}'])
+def test_a_damaged_index_says_nothing(toy: MakeToy, text: str) -> None:
+    folder = toy("qwen2", dtype=None)
+    (folder / "model.safetensors.index.json").write_text(text)
+    assert load_spec(str(folder)).dtype == "float32"
+
+
 def test_else_float32_with_a_note(toy: MakeToy) -> None:
     spec = load_spec(str(toy("qwen2", dtype=None)))
     assert spec.dtype == "float32"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,14 @@ from tests.support.toys import TOYS
 
 COMMIT, OLDER = "a" * 40, "b" * 40
 CONFIG = json.dumps(TOYS["qwen2"].config).encode()
+
+
+def header_of(tensors: dict[str, dict[str, object]]) -> bytes:
+    """A safetensors file of these tensors, without data."""
+    text = json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text)) + text
+
+
 REPOS = {
     "org/toy": Repo(COMMIT, {"config.json": CONFIG}, branches=("main", "v1")),
     "org/weights-only": Repo(COMMIT, {"README.md": b"no config"}),
@@ -49,6 +58,41 @@ def test_a_model_is_found_and_its_commit_recorded(hub: Hub, tmp_path: Path) -> N
         model = json.loads(done.stdout)["model"]
         assert (model["id"], model["revision"]) == ("org/toy", COMMIT)
     assert not any("safetensors" in request for request in hub.requests)
+
+
+WEIGHTS: dict[str, dict[str, object]] = {"w": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]}}
+INDEX = {"metadata": {"total_size": 1}, "weight_map": {"w": "model-00001-of-00002.safetensors"}}
+
+
+@pytest.mark.parametrize(
+    ("files", "dtype"),
+    [
+        ({"model.safetensors": header_of(WEIGHTS)}, "float16"),
+        (
+            {
+                "model.safetensors.index.json": json.dumps(INDEX).encode(),
+                "model-00001-of-00002.safetensors": header_of(WEIGHTS),
+            },
+            "float16",
+        ),
+        ({"model.safetensors": b"broken"}, "float32"),
+        ({"pytorch_model.bin": b""}, "float32"),
+    ],
+    ids=["one file", "several", "broken", "pickle"],
+)
+def test_the_weights_there_tell_a_dtype_that_the_config_does_not_state(
+    tmp_path: Path, files: dict[str, bytes], dtype: str
+) -> None:
+    config = json.dumps({**TOYS["qwen2"].config, "dtype": None, "torch_dtype": None}).encode()
+    name = f"org/{tmp_path.name}"
+    with loopback_hub({name: Repo(COMMIT, {"config.json": config, **files})}) as hub:
+        for is_first in (True, False):
+            before = len(hub.requests)
+            done = inspect(name, endpoint=hub.endpoint, home=tmp_path)
+            assert json.loads(done.stdout)["model"]["dtype"] == dtype
+            asked = [request for request in hub.requests[before:] if "model" in request.rpartition("/")[2]]
+            assert bool(asked) == (is_first or "broken" in str(files))
+        assert not any("pytorch_model" in request for request in hub.requests)
 
 
 def make_lookups_older(seconds: float) -> None:
