@@ -42,7 +42,8 @@ def load_spec(
     quantization = quantization_of(reference.config, modelopt, quantize, kernels)
     if reference.has_remote_code and trust_remote_code:
         return describe(reference, dtype, quantization, trust_remote_code=True)  # its code may change: not cached
-    stored = (stored_dtype(reference), index_bytes(reference.folder)) if dtype is None else ()
+    is_told = dtype is not None or reference.states_dtype
+    stored = () if is_told else (stored_dtype(reference), index_bytes(reference.folder))
     is_unpacked = quantization is not None and quantization.is_unpacked
     key = key_of(reference.config_text, dtype, *stored, quantize, modelopt, is_unpacked)
     cached = read_spec(key)

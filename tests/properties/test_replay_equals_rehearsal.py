@@ -33,7 +33,7 @@ from tests.support.toys import write_toy
 
 NAMES = (*TINY_MODELS, "qwen3_next")
 IMAGES = {"gemma3": ((56, 56),), "qwen2_5_vl": ((112, 140),)}
-SLACK_BYTES = 16 << 10
+SLACK_BYTES = 4 << 10
 """Inputs and masks that a hook moves once more: more than a hundredth of a percent only where all else is tiny."""
 
 Places = tuple[Device, ...]
@@ -113,6 +113,16 @@ def test_blocks_take_what_the_model_was_seen_to_take(
         _assert_equal(case, places)
 
     take()
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_tower_on_a_device_of_its_own_has_its_inputs_there(name: str, shared_cache: Path) -> None:
+    case = profiled(name, shared_cache / "replayed" / name)
+    towers = ("model.visual", "model.vision_tower", "model.multi_modal_projector")
+    names = [block.fqns[0] for block in case.placement((Device("sim", 0),) * case.profile.trace.num_blocks).blocks]
+    places = tuple(Device("sim", 0 if fqn.startswith(towers) else 1) for fqn in names)
+    assert len(set(places)) == 2
+    _assert_equal(case, places)
 
 
 def _assert_equal(case: Profiled, places: Places) -> None:

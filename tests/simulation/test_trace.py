@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from devmap_cli.simulation.trace import MAX_DEVICES, Event, Holder, Recorder, Trace, are_alike, mixed
+import pytest
+
+from devmap_cli.simulation.trace import MAX_DEVICES, Event, Holder, Recorder, Tower, Trace, are_alike, mixed
 
 BLOCKS = {"embed": 0, "layers.0": 1, "layers.1": 2}
 
@@ -103,6 +105,44 @@ def test_more_blocks_than_devices_share_them_in_turns() -> None:
     recorder.allocated(0, 64)
     recorder.allocated(1, 64)
     assert [block for _, block, _ in recorder.trace().phases["prefill"]] == [0, MAX_DEVICES, 0, 1]
+
+
+VISION = {"visual.patches.proj": 0, "visual.blocks.0": 1, "visual.blocks.1": 2, "embed": 3}
+
+
+def test_the_code_of_a_tower_is_told_from_that_of_its_blocks() -> None:
+    recorder = Recorder(VISION, ["visual", "visual.patches"], "embed")
+    assert recorder.num_devices == 6
+    recorder.phase("prefill")
+    recorder.allocated(recorder.device_of(recorder.towers["visual.patches"]), 64)
+    trace = recorder.trace()
+    assert trace.phases["prefill"] == ((Event.ALLOCATE, 5, 64),)
+    assert trace.towers == (Tower(3, (0, 1, 2)), Tower(4, (0,)))
+    assert trace.homes == [0, 1, 2, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("places", "towers"),
+    [
+        ("aaab", "aa"),  # the tower whole: it has its inputs there
+        ("abab", "ba"),  # in pieces: it has them where the embedding is, its whole part does not
+        ("cabb", "bc"),
+    ],
+)
+def test_a_tower_runs_where_its_blocks_are_if_they_are_together(places: str, towers: str) -> None:
+    trace = Recorder(VISION, ["visual", "visual.patches"], "embed").trace()
+    assert trace.with_towers(list(places)) == [*places, *towers]
+    assert Trace.from_document(json.loads(json.dumps(trace.to_document()))) == trace
+
+
+def test_where_towers_share_devices_it_is_theirs_between_their_blocks() -> None:
+    blocks = {f"visual.blocks.{index}": index for index in range(MAX_DEVICES)}
+    recorder = Recorder(blocks, ["visual"], "visual.blocks.0")
+    recorder.phase("prefill")
+    for step, fqn in (("in", "visual"), ("in", "visual.blocks.0"), ("out", "visual.blocks.0"), ("out", "visual")):
+        (recorder.entered if step == "in" else recorder.left)(fqn)
+        recorder.allocated(0, 64)
+    assert [block for _, block, _ in recorder.trace().phases["prefill"]] == [MAX_DEVICES, 0, MAX_DEVICES, MAX_DEVICES]
 
 
 def sized(*sizes: int, weights: tuple[tuple[int, int], ...] = ((0, 100),), event: Event = Event.FREE) -> Trace:
