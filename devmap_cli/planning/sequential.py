@@ -26,9 +26,10 @@ def place_sequential(task: Task) -> list[Run] | None:
 
 
 def _with_spare(task: Task) -> list[Run] | None:
-    """The same with room on the first accelerator for the largest block that it does not hold; None if not all fits.
+    """The same with room on the first accelerator for the largest block that it does not hold.
 
-    So accelerate's infer_auto_device_map does it, for what may pass through there.
+    So accelerate's infer_auto_device_map does it, for what may pass through there. None where not all fits so, or where
+    the fullest device is no less full for it.
     """
     costs, rooms = task.costs, task.accelerators
     if not rooms:
@@ -40,6 +41,7 @@ def _with_spare(task: Task) -> list[Run] | None:
         stop += 1
     capped = replace(first, budget_bytes=costs.on(first, 0, stop))
     segments = fill(costs, (capped, *others)).segments
-    if segments.stop < len(costs):
+    full = fill(costs, rooms).segments
+    if segments.stop < len(costs) or segments.highest_use(costs) >= full.highest_use(costs):
         return None
     return runs_of(segments, f"next in order, with room for one more block on {first.device.label}")

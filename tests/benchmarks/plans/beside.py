@@ -228,22 +228,29 @@ def _is_low_first(subject: Subject, case: Case, ours: Loads) -> bool:
 
 
 def _filled(weights: Sequence[int], gpus: Mapping[int, int]) -> Loads:
-    """GPUs filled in order: with room on the first for the largest block to come if all fits even so, else without."""
+    """GPUs filled in order, with room on the first for the largest block to come if it evens out the loads."""
+    full, spared = _filled_in_order(weights, gpus, spare=False), _filled_in_order(weights, gpus, spare=True)
+    assert full is not None, "they fit in this order"
+
+    def use(loads: Loads) -> float:
+        return max(load / gpus[index] for index, load in loads.items())
+
+    return spared if spared is not None and use(spared) < use(full) else full
+
+
+def _filled_in_order(weights: Sequence[int], gpus: Mapping[int, int], *, spare: bool) -> Loads | None:
     first = next(iter(gpus))
-    for spare in (True, False):
-        loads = dict.fromkeys(gpus, 0)
-        waiting = iter(gpus)
-        index: int | None = next(waiting)
-        for number, size in enumerate(weights):
-            kept = max(weights[number + 1 :], default=0) if spare and index == first else 0
-            while index is not None and loads[index] + size + kept > gpus[index]:
-                index, kept = next(waiting, None), 0
-            if index is None:
-                break
-            loads[index] += size
-        else:
-            return {index: load for index, load in loads.items() if load}
-    raise AssertionError("they fit in this order")
+    loads = dict.fromkeys(gpus, 0)
+    waiting = iter(gpus)
+    index: int | None = next(waiting)
+    for number, size in enumerate(weights):
+        kept = max(weights[number + 1 :], default=0) if spare and index == first else 0
+        while index is not None and loads[index] + size + kept > gpus[index]:
+            index, kept = next(waiting, None), 0
+        if index is None:
+            return None
+        loads[index] += size
+    return {index: load for index, load in loads.items() if load}
 
 
 def _highest_use(loads: Loads | None, case: Case) -> float | None:
