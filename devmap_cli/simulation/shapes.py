@@ -25,6 +25,8 @@ aten = torch.ops.aten
 
 MAX_KNOWN_ELEMENTS = 1 << 20
 """Tensors with more elements are shapes even if their numbers could be computed."""
+MAX_COPIED_BOOLEANS = 1 << 26
+"""Copies of masks are known up to this many elements, which an expanded one soon has."""
 _SURELY_SMALL = 1 << 10
 """Tensors of up to this many elements broadcast to no more than MAX_KNOWN_ELEMENTS."""
 
@@ -59,7 +61,8 @@ class Shapes:
         tensors = call.tensors
         if any([tensor.is_meta for tensor in tensors]):  # noqa: C419  # a list is faster for so few
             return self._compute_unknown(call)
-        if (tensors and all(tensor.numel() <= _SURELY_SMALL for tensor in tensors)) or _is_small(call):
+        is_small = tensors and all(tensor.numel() <= _SURELY_SMALL for tensor in tensors)
+        if is_small or _is_small(call) or _is_copy_of_mask(call):
             return call.func(*call.args, **call.kwargs)
         return self._compute_unknown(call)
 
@@ -277,6 +280,14 @@ def _is_small(call: Call) -> bool:
         return True
     found = _tensors_among(results if isinstance(results, (tuple, list)) else [results])
     return all(_num_distinct(tensor) <= MAX_KNOWN_ELEMENTS for tensor in found)
+
+
+def _is_copy_of_mask(call: Call) -> bool:
+    """Whether it copies a mask, which was expanded over a dimension if it is large, and tells how much is selected."""
+    if call.func is not aten._to_copy.default or call.kwargs.get("dtype") not in (None, torch.bool):
+        return False
+    mask: torch.Tensor = call.args[0]
+    return mask.dtype == torch.bool and mask.numel() <= MAX_COPIED_BOOLEANS
 
 
 def _num_distinct(tensor: torch.Tensor) -> int:

@@ -156,6 +156,15 @@ def test_copies_keep_what_is_known() -> None:
         assert target.tolist() == [0, 0]
 
 
+def test_a_copy_of_an_expanded_mask_is_known_on_another_device() -> None:
+    with shapes_only(GIB, GIB):
+        mask = torch.zeros(1, 2000, dtype=torch.bool, device=0)
+        mask[0, :3] = True
+        expanded = mask.unsqueeze(-1).expand(1, 2000, 1000)  # more than are known of other tensors
+        assert unknown(1, 2000, 1000).to(1)[expanded.to(1)].shape == (3000,)
+        assert not is_known(expanded.to(1).int())
+
+
 def test_a_part_of_an_unknown_tensor_does_not_make_it_known() -> None:
     with shapes_only():
         hidden = unknown(4)
