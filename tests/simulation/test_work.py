@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from devmap_cli.simulation import recording, trace
+from devmap_cli.simulation import trace
 from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.memory import UNLIMITED_BYTES
 from devmap_cli.simulation.recording import record
@@ -250,7 +250,6 @@ def test_recorded_blocks_have_their_own_work(whole: Rehearsal, monkeypatch: pyte
     assert total.flops == whole.devices[0].work["decode"].flops
     # where blocks share devices, what runs between modules goes to the last of them
     monkeypatch.setattr(trace, "MAX_DEVICES", 2)
-    monkeypatch.setattr(recording, "MAX_DEVICES", 2)
     shared = record(model, [*blocks, ["lm_head"]], workload)
     assert len(shared.rehearsal.devices) == 2
     work = {number: work for device in shared.rehearsal.devices for number, work in device.block_work.items()}
