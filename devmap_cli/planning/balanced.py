@@ -41,7 +41,7 @@ def arranged(costs: SegmentCosts, rooms: Sequence[Room]) -> Segments | None:
 def could_hold(costs: SegmentCosts, rooms: Sequence[Room]) -> bool:
     """Whether the blocks' resident bytes, or weights if some may lie elsewhere, are no more than `rooms` have left."""
     left = sum(room.budget_bytes - room.held_resident_bytes for room in rooms)
-    total = costs.weights if any(room.holds_weights_only for room in rooms) else costs.resident
+    total = costs.weights if any(room.is_store for room in rooms) else costs.resident
     return total(0, len(costs)) <= left
 
 

@@ -25,7 +25,7 @@ class Room:
         held_resident_bytes: weights and KV cache of the blocks pinned to it.
         held_transient_bytes: the largest transient of the blocks pinned to it.
         is_held: whether any block is pinned to it.
-        holds_weights_only: that its blocks compute elsewhere, so that they take no more here than their weights.
+        is_store: that its blocks compute elsewhere, so that they take no more here than loading them does.
     """
 
     device: Device
@@ -35,7 +35,7 @@ class Room:
     held_resident_bytes: int = 0
     held_transient_bytes: int = 0
     is_held: bool = False
-    holds_weights_only: bool = False
+    is_store: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -98,12 +98,14 @@ class SegmentCosts:
         transient_bytes: Sequence[int],
         blocks: Sequence[Block] = (),
         weights_bytes: Sequence[int] | None = None,
+        load_transient_bytes: Sequence[int] = (),
     ) -> None:
         self.resident_bytes = tuple(resident_bytes)
         self.weights_bytes = self.resident_bytes if weights_bytes is None else tuple(weights_bytes)
         self.transient_bytes = tuple(transient_bytes)
         self._prefix = [0, *accumulate(self.resident_bytes)]
         self._weights = [0, *accumulate(self.weights_bytes)]
+        self._conversions = tuple(load_transient_bytes)
         self._is_uniform = len(set(self.transient_bytes)) <= 1
         self._maxima = [] if self._is_uniform else _sparse_table(self.transient_bytes)
         self._smallest_transient = min(self.transient_bytes, default=0)
@@ -119,6 +121,7 @@ class SegmentCosts:
             [block.transient_bytes for block in blocks],
             blocks,
             [block.weights_bytes for block in blocks],
+            [block.load_transient_bytes for block in blocks] if any(map(_load_transient, blocks)) else (),
         )
 
     def __len__(self) -> int:
@@ -127,7 +130,10 @@ class SegmentCosts:
     def backwards(self) -> SegmentCosts:
         """The same blocks, last first."""
         costs = SegmentCosts(
-            self.resident_bytes[::-1], self.transient_bytes[::-1], weights_bytes=self.weights_bytes[::-1]
+            self.resident_bytes[::-1],
+            self.transient_bytes[::-1],
+            weights_bytes=self.weights_bytes[::-1],
+            load_transient_bytes=self._conversions[::-1],
         )
         costs._blocks, costs._early, costs._is_backwards = self._blocks, self._early, not self._is_backwards
         return costs
@@ -139,17 +145,23 @@ class SegmentCosts:
             self.transient_bytes[:start] + self.transient_bytes[stop:],
             self._blocks[:start] + self._blocks[stop:],
             self.weights_bytes[:start] + self.weights_bytes[stop:],
+            self._conversions[:start] + self._conversions[stop:],
         )
 
-    def lone(self) -> Iterator[tuple[int, int, int]]:
-        """For each block its resident bytes, a transient that in any company is enough, and its weights."""
+    def lone(self) -> Iterator[tuple[int, int, int, int]]:
+        """For each block its resident bytes, a transient that is enough in any company, and the same where it lies."""
         largest = [block.largest_transient_bytes for block in self._blocks] or self.transient_bytes
         transient = reversed(largest) if self._is_backwards else largest
-        return zip(self.resident_bytes, transient, self.weights_bytes, strict=True)
+        conversions = self._conversions or [0] * len(self)
+        return zip(self.resident_bytes, transient, self.weights_bytes, conversions, strict=True)
 
     def weights(self, start: int, stop: int) -> int:
         """Bytes of the weights of a segment."""
         return self._weights[stop] - self._weights[start]
+
+    def _conversion(self, segment: tuple[int, int]) -> int:
+        """The most that loading one of a segment's blocks takes beside weights."""
+        return max(self._conversions[slice(*segment)], default=0)
 
     def resident(self, start: int, stop: int) -> int:
         """Resident bytes of a segment."""
@@ -172,8 +184,11 @@ class SegmentCosts:
     def on_around(self, room: Room, *segments: tuple[int, int]) -> int:
         """What `room` takes with several segments, in order, beside the blocks pinned to it."""
         segments = tuple((start, stop) for start, stop in segments if start < stop)
-        if room.holds_weights_only:
-            return room.held_resident_bytes + sum(self.weights(start, stop) for start, stop in segments)
+        if room.is_store:
+            weights = sum(self.weights(start, stop) for start, stop in segments)
+            return (
+                room.held_resident_bytes + weights + max([room.held_transient_bytes, *map(self._conversion, segments)])
+            )
         if not segments:
             return room.held_bytes
         peak, transient = 0, room.held_transient_bytes
@@ -190,8 +205,12 @@ class SegmentCosts:
 
     def reach(self, room: Room, start: int, cap: int) -> int:
         """The furthest stop at which `room` takes at most `cap` bytes; `start` where no block fits."""
-        if room.holds_weights_only:
-            return self._furthest(self._weights, start, cap - room.held_resident_bytes + self._weights[start])
+        if room.is_store:
+            left = cap - room.held_resident_bytes - room.held_transient_bytes + self._weights[start]
+            stop = self._furthest(self._weights, start, left)
+            while stop > start and self.on(room, start, stop) > cap:
+                stop -= 1
+            return stop
         stop = self._reach_at_the_end(room, start, cap)
         if not self._early or stop == start or self.on(room, start, stop) <= cap:
             return stop
@@ -218,6 +237,10 @@ class SegmentCosts:
     def _furthest(sums: Sequence[int], start: int, most: int) -> int:
         """The furthest stop whose prefix sum is at most `most`, not before `start`."""
         return max(start, bisect_right(sums, most, start) - 1)
+
+
+def _load_transient(block: Block) -> int:
+    return block.load_transient_bytes
 
 
 def _sparse_table(values: Sequence[int]) -> list[list[int]]:

@@ -28,10 +28,15 @@ class _Kind:
     resident_bytes: int
     transient_bytes: int
     weights_bytes: int
+    conversion_bytes: int
+
+    def beside(self, room: Room) -> int:
+        """What one of them takes for a while."""
+        return self.conversion_bytes if room.is_store else self.transient_bytes
 
     def on(self, room: Room) -> int:
         """What one of them takes of a room all the time."""
-        return self.weights_bytes if room.holds_weights_only else self.resident_bytes
+        return self.weights_bytes if room.is_store else self.resident_bytes
 
 
 class _Search:
@@ -40,10 +45,9 @@ class _Search:
     def __init__(self, kinds: Sequence[_Kind], rooms: Sequence[Room], max_steps: int) -> None:
         self.kinds = kinds
         self.rooms = rooms
-        by_weights = any(room.holds_weights_only for room in rooms)
+        by_weights = any(room.is_store for room in rooms)
         self.least_bytes = [kind.weights_bytes if by_weights else kind.resident_bytes for kind in kinds]
-        smallest = min(kind.transient_bytes for kind in kinds)
-        spaces = [max(0, self._left(room, smallest)) for room in rooms]
+        spaces = [max(0, self._left(room, min(kind.beside(room) for kind in kinds))) for room in rooms]
         self.space_from = [*reversed([*accumulate(reversed(spaces))]), 0]
         self.failed: set[tuple[int, Counts]] = set()
         self.steps_left = max_steps
@@ -51,7 +55,6 @@ class _Search:
     @staticmethod
     def _left(room: Room, transient: int) -> int:
         """What a room can still hold beside a transient."""
-        transient = 0 if room.holds_weights_only else transient
         left = room.budget_bytes - room.held_resident_bytes - room.overhead_bytes
         return left - max(room.held_transient_bytes, transient)
 
@@ -83,7 +86,7 @@ class _Search:
             yield ()
             return
         kind = self.kinds[len(self.kinds) - len(waiting)]
-        higher = max(transient, kind.transient_bytes)
+        higher = max(transient, kind.beside(room))
         left = self._left(room, higher) - taken_bytes
         most, each = 0 if left < 0 else waiting[0], kind.on(room)
         if most and each:

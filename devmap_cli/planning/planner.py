@@ -25,7 +25,7 @@ from devmap_cli.planning.pins import Pin, apply_pins
 from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.searching import smallest
 from devmap_cli.planning.shortage import disk_alone, reason_of
-from devmap_cli.planning.strategies import plan, plan_offloading
+from devmap_cli.planning.strategies import EVEN, plan, plan_offloading
 from devmap_cli.planning.task import Run, Task
 
 if TYPE_CHECKING:
@@ -217,6 +217,8 @@ class _Planner:
         judge = self._means.unrehearsed or self._means.judge
         for runs in tried:
             placement = replace(task.placement(self._request.strategy, runs), budgets=self._request.budgets)
+            if _overfull_stores(placement):
+                return  # by pins, so that it is the same with all
             verdict = self._verdict(judge, placement)
             if not verdict.missing:
                 yield replace(placement, measured=verdict.memory)
@@ -273,6 +275,12 @@ class _Planner:
         room kept, larger modules stay where they are.
         """
         answer = self._settled(strategy)
+        if strategy in EVEN and self._request.budgets.accelerators and answer is not None and _is_short(answer):
+            other = self._plan_judged("auto")
+            if isinstance(other, Placement) and (
+                isinstance(answer, Infeasible) or _offloaded(other) < _offloaded(answer)
+            ):
+                return replace(other, strategy=strategy)
         accelerators = self._request.budgets.accelerators
         assert answer is not None
         if strategy != "auto" or not accelerators or (isinstance(answer, Placement) and not _offloaded(answer)):
@@ -364,6 +372,12 @@ def _offloaded(placement: Placement) -> int:
     """Bytes of weights on cpu and disk."""
     places = zip(placement.blocks, placement.devices, strict=True)
     return sum(block.weights_bytes for block, place in places if not place.is_accelerator)
+
+
+def _overfull_stores(placement: Placement) -> list[Device]:
+    """Those of cpu and disk that what lies there is too much for, which judges of accelerators don't see."""
+    stores = [device for device in set(placement.devices) if not device.is_accelerator]
+    return [device for device in stores if placement.memory(device).peak_bytes > placement.budgets.get(device)]
 
 
 def _without_accelerator(spec: ModelSpec, request: PlanRequest) -> Infeasible:

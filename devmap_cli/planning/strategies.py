@@ -27,7 +27,7 @@ STRATEGIES = {
     "fewest": "the fewest accelerators that hold it, then balanced over those",
 }
 _PROBE_STEPS = 150
-_EVEN = ("balanced", "balanced_low_0", "fewest")
+EVEN = ("balanced", "balanced_low_0", "fewest")
 """Strategies to which it doesn't matter which blocks are offloaded, if some must be: as few bytes as can be."""
 _PLACERS: dict[str, Callable[[Task], list[Run] | None]] = {
     "auto": place_auto,
@@ -70,7 +70,7 @@ def plan(
     if overfull is not None:
         return overfull
     runs = (_PLACERS[strategy](task) or _somehow(task)) if task.free else []
-    if runs and strategy in _EVEN and (offloaded := _offloaded(task, runs)):
+    if runs and strategy in EVEN and (offloaded := _offloaded(task, runs)):
         window = around_window(task)
         runs = window if window is not None and _offloaded(task, window) < offloaded else runs
     return (

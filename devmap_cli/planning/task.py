@@ -94,7 +94,8 @@ class Task:
             is_stored = self.accelerators and not device.is_accelerator
             held = block.weights_bytes if is_stored else block.resident_bytes
             resident[device] = resident.get(device, self.overhead_bytes.get(device, 0)) + held
-            transient[device] = 0 if is_stored else max(transient.get(device, 0), block.largest_transient_bytes)
+            beside = block.load_transient_bytes if is_stored else block.largest_transient_bytes
+            transient[device] = max(transient.get(device, 0), beside)
             yield Decision(block.fqns[0], device, reason, held, before, resident[device] + transient[device])
 
 
@@ -121,9 +122,12 @@ def _rooms_of(
                 scale=int(gpu_weights.get(device, Fraction(1)) * unit * budget_bytes),
                 overhead_bytes=overhead_bytes.get(device, 0),
                 held_resident_bytes=sum(block.weights_bytes if is_store else block.resident_bytes for block in held),
-                held_transient_bytes=max((block.largest_transient_bytes for block in held if not is_store), default=0),
+                held_transient_bytes=max(
+                    (block.load_transient_bytes if is_store else block.largest_transient_bytes for block in held),
+                    default=0,
+                ),
                 is_held=bool(held),
-                holds_weights_only=is_store,
+                is_store=is_store,
             )
         )
     return rooms

@@ -12,6 +12,7 @@ from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
 from devmap_cli.planning.mapping import map_file
 from devmap_cli.planning.nouns import Infeasible, Placement
+from devmap_cli.planning.pins import Pin
 from devmap_cli.planning.planner import PlanRequest, make_plan
 from devmap_cli.planning.profile import Profile
 from devmap_cli.simulation.trace import Trace
@@ -161,6 +162,13 @@ class TestWhatFitsButForTheMargin:
     @pytest.mark.parametrize("missing", [1, None], ids=["runs out of memory", "is not rehearsed"])
     def test_is_refused_otherwise(self, missing: int | None) -> None:
         assert isinstance(self.planned(2 << 20, missing)[0], Infeasible)
+
+    def test_pins_that_overfill_cpu_are_refused_whatever_fits_elsewhere(self) -> None:
+        pins = tuple(Pin(f"layers.{index}", CPU) for index in range(2))
+        request = PlanRequest("balanced", Budgets.of({GPU: 64 << 20, CPU: 199}), WORKLOAD, pins)
+        answer = make_plan(model(), request, self.PROFILE)
+        assert isinstance(answer, Infeasible)
+        assert (answer.device, answer.needed_bytes) == (CPU, 200)
 
     @pytest.mark.parametrize("budget_bytes", [3 << 20, (2 << 20) - 1], ids=["enough", "too little"])
     def test_nothing_else_is_rehearsed(self, budget_bytes: int) -> None:

@@ -91,6 +91,15 @@ def test_on_cpu_beside_gpus_only_weights_count(strategy: str) -> None:
     assert isinstance(plan(strategy, blocks, gpus(60, cpu=19)), Infeasible)
 
 
+def test_on_cpu_what_loading_takes_counts_too() -> None:
+    # two experts of 5 become one weight of 10, while both are there
+    blocks = [Block((f"b{index}",), 10, load_transient_bytes=10) for index in range(4)]
+    answer = plan("auto", blocks, gpus(30, cpu=30))
+    assert isinstance(answer, Placement)
+    assert answer.memory(CPU).peak_bytes == 30
+    assert isinstance(plan("auto", blocks, gpus(30, cpu=29)), Infeasible)
+
+
 def test_balanced_low_0_spares_the_first_gpu() -> None:
     assert values(plan("balanced_low_0", MODEL, gpus(80, 40, 40))) == [1, 1, 1, 2, 2, 2]
     assert values(plan("balanced_low_0", MODEL, gpus(80, 30, 40))) == [0, 1, 1, 2, 2, 2]

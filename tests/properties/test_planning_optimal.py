@@ -80,7 +80,7 @@ class Instance:
             return 0
         weights = sum(block.weights_bytes for block in held)
         if self.gpus and not device.is_accelerator:
-            return weights  # what lies there computes elsewhere
+            return weights + self._load(held)  # what lies there computes elsewhere
         return weights + max(self._load(held), self._prefill(held), self._end(held)) + self.overhead.get(device, 0)
 
     @staticmethod
