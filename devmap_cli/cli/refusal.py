@@ -212,8 +212,10 @@ def _larger(
     device = answer.device
     if device is None or (given.gpus is not None and device.is_accelerator):
         return
+    kept = budgets.whole(device) - budgets.get(device)
+    if kept and not budgets.get(device):
+        return  # --reserve may ask for more than the whole budget: how much is not known here
     if device.is_accelerator or may_offload:
-        kept = budgets.whole(device) - budgets.get(device)
         yield Budgets.of({**sizes, device: _rounded_up(answer.needed_bytes + kept) - kept}, reserved), given.gpus
 
 

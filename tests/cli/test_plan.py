@@ -319,6 +319,13 @@ def test_an_older_map_survives_a_no(devmap: Run, toy: MakeToy) -> None:
     assert len(list(Path().iterdir())) == 1
 
 
+def test_more_of_what_is_all_reserved_is_no_hint(devmap: Run, toy: MakeToy) -> None:
+    done = devmap("plan", str(toy("qwen2")), "--max-memory", "0:100MB", "--reserve", "0=1GB")
+    assert done.exit_code == 1
+    assert "budget 0 B" in done.error
+    assert done.hint.count("0:100MB") == done.hint.count("devmap plan") > 0
+
+
 def test_the_missing_bytes_are_enough(devmap: Run, toy: MakeToy) -> None:
     folder = toy("qwen2")
     done = devmap("plan", folder, "--max-memory", "sim:0:20MB", "--json", *SHORT)
