@@ -39,8 +39,7 @@ class TestBloom176B:
         assert first + sum(others) == 70
         assert planned.gib("weights")[0] == pytest.approx(6.70 + 2.30 * first, rel=0.005)
         filled = planner.plan(BLOOM, *INT8, "--max-memory", budgets, "--weights-only", "--strategy", "sequential")
-        # a ninth block fits the first card too, and leaves no room there for another one to pass through
-        assert filled.num_layers("transformer.h") == [8, 25, 25, 12, 0]
+        assert filled.num_layers("transformer.h") == [9, 25, 25, 11, 0]
 
     def test_blocks_for_each_card(self, planner: Planner) -> None:
         # chosen by people after trials, with room for a cache: 80 GB 27, 48 GB 16, 40 GB 13, 32 GB 10
