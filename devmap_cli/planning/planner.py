@@ -190,7 +190,7 @@ class _Planner:
         if set(answer.devices) == {DISK}:
             return disk_alone(answer) if self._means.is_probe else self._with_enough(disk_alone(answer))
         idle = not any(device.is_accelerator for device in answer.devices)
-        if idle and request.budgets.accelerators and request.strategy != "auto":
+        if idle and request.budgets.accelerators and request.strategy == "sequential":
             other = self._plan_judged("auto")
             if isinstance(other, Placement) and any(device.is_accelerator for device in other.devices):
                 return replace(other, strategy=request.strategy)
@@ -207,7 +207,9 @@ class _Planner:
         return self._judged(sorted(self._fitting(task, nearby_offloading(task, limit)), key=self._slowness))
 
     def _judged(self, placements: Iterable[Placement]) -> Placement | None:
-        """The first of a few that the judge lets pass."""
+        """The first of a few that the judge lets pass too, if it rehearses."""
+        if self._means.unrehearsed is None:
+            return next(iter(placements), None)
         judged = ((placement, self._verdict(self._means.judge, placement)) for placement in placements)
         few = islice(judged, _MAX_CONFIRMED)
         return next((replace(placement, measured=seen.memory) for placement, seen in few if not seen.missing), None)
@@ -234,9 +236,9 @@ class _Planner:
     def _confirmed(self, answer: Placement | Infeasible) -> Placement | None:
         """A placement that fits but for a margin, got through a rehearsal, and is better than a short answer."""
         confirm = self._means.confirm
-        better = [close for close in self._close.values() if isinstance(answer, Infeasible) or not _offloaded(close)]
         if confirm is None:
             return None
+        better = [close for close in self._close.values() if isinstance(answer, Infeasible) or not _offloaded(close)]
         return next((close for close in better[:_MAX_CONFIRMED] if not confirm(close)), None)
 
     def _with_enough(self, answer: Infeasible) -> Infeasible:
@@ -269,25 +271,22 @@ class _Planner:
         return _Planner(replace(self._request, budgets=grown), self._blocks, means).plan()
 
     def _plan_judged(self, strategy: str) -> Placement | Infeasible:
-        """A plan that was judged to fit; where `auto` offloads, the fastest of several.
+        """A plan that was judged to fit; where `auto` offloads, the fastest of several, and others offload no more.
 
         What passes through the main device needs room there, as much as the largest module that is offloaded: with less
         room kept, larger modules stay where they are.
         """
         answer = self._settled(strategy)
-        if strategy in EVEN and self._request.budgets.accelerators and answer is not None and _is_short(answer):
-            other = self._plan_judged("auto")
-            if isinstance(other, Placement) and (
-                isinstance(answer, Infeasible) or _offloaded(other) < _offloaded(answer)
-            ):
-                return replace(other, strategy=strategy)
-        accelerators = self._request.budgets.accelerators
         assert answer is not None
-        if strategy != "auto" or not accelerators or (isinstance(answer, Placement) and not _offloaded(answer)):
+        if not self._request.budgets.accelerators or not _is_short(answer):
             return answer
-        answers = [answer, *(self._settled(strategy, limit) for limit in self._stream_limits())]
-        placements = [other for other in answers if isinstance(other, Placement)]
-        return min(placements, key=self._slowness, default=answer)
+        if strategy == "auto":
+            answers = [answer, *(self._settled(strategy, limit) for limit in self._stream_limits())]
+            return min(_placements(answers), key=self._slowness, default=answer)
+        if strategy in EVEN:
+            best = min(_placements([answer, self._plan_judged("auto")]), key=_offloaded, default=None)
+            return answer if best is None else replace(best, strategy=strategy)
+        return answer
 
     def _slowness(self, placement: Placement) -> tuple[float, int]:
         seconds = 0.0 if self._means.pace is None else self._means.pace.of(placement).seconds_per_token
@@ -366,6 +365,10 @@ class _Planner:
 
 def _is_short(answer: Placement | Infeasible) -> bool:
     return isinstance(answer, Infeasible) or _offloaded(answer) > 0
+
+
+def _placements(answers: Iterable[Placement | Infeasible | None]) -> list[Placement]:
+    return [answer for answer in answers if isinstance(answer, Placement)]
 
 
 def _offloaded(placement: Placement) -> int:
