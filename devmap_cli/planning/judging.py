@@ -12,8 +12,9 @@ from devmap_cli.devices.device import CPU, Device
 from devmap_cli.devices.runtime import runtime_overhead_bytes
 from devmap_cli.planning.nouns import MemoryBreakdown, Placement
 from devmap_cli.planning.profile import Profile
-from devmap_cli.simulation.memory import UNLIMITED_BYTES
-from devmap_cli.simulation.replay import Replay, Seat, replay
+from devmap_cli.planning.replays import Replays
+from devmap_cli.simulation.memory import DeviceRehearsal
+from devmap_cli.simulation.replay import Seat
 
 _MARGIN_BYTES = 4 << 20
 """What an allocator of PyTorch may reserve more or less for the same requests in another order: two small segments."""
@@ -58,7 +59,7 @@ class Replaying:
     """
 
     def __init__(self, profile: Profile, more_bytes: Mapping[Device, int] = MappingProxyType({})) -> None:
-        self._profile = profile
+        self._replays = Replays(profile.trace)
         self._more_bytes = more_bytes
 
     def verdict(self, placement: Placement, budgets: Budgets) -> Verdict:
@@ -73,34 +74,43 @@ class Replaying:
             Seat(devices.index(place)) if place.is_accelerator else Seat(devices.index(main), is_offloaded=True)
             for place in placement.devices
         ]
-        beside = {
-            device: runtime_overhead_bytes(device.kind, budgets.get(device)) + self._more_bytes.get(device, 0)
-            for device in devices
-        }
+        beside = {device: self.beside_bytes(device, budgets.get(device)) for device in devices}
         rooms = [budgets.get(device) - beside[device] for device in devices]
         margins = [margin_bytes(budgets.get(device)) for device in devices]
         capacities = [max(0, room - margin) for room, margin in zip(rooms, margins, strict=True)]
-        unlimited = replay(self._profile.trace, seats, [UNLIMITED_BYTES] * len(devices))
-        if all(
-            seen.most_reserved_bytes <= capacity for seen, capacity in zip(unlimited.devices, capacities, strict=True)
-        ):
+        unlimited = self._replays.unlimited(seats, len(devices))
+        if all(seen.most_reserved_bytes <= capacity for seen, capacity in zip(unlimited, capacities, strict=True)):
             return Verdict({}, _memory(placement, budgets, beside, unlimited))
-        held = [max(seen.allocated_bytes.values()) for seen in unlimited.devices]
+        held = [max(seen.allocated_bytes.values()) for seen in unlimited]
         if any(size > room for size, room in zip(held, rooms, strict=True)):
             return Verdict(_lacking(devices, held, capacities), {})
-        whole = replay(self._profile.trace, seats, rooms)
-        memory = {} if whole.failure is not None else _memory(placement, budgets, beside, whole)
-        limited = replay(self._profile.trace, seats, capacities)
+        whole = self._replays.limited(seats, rooms)
+        memory = {} if whole.failure is not None else _memory(placement, budgets, beside, whole.devices)
+        limited = self._replays.limited(seats, capacities)
         if limited.failure is None:
-            return Verdict({}, memory or _memory(placement, budgets, beside, limited))
+            return Verdict({}, memory or _memory(placement, budgets, beside, limited.devices))
         short = limited.failure.device
         missing = _lacking(devices, held, capacities) or {devices[short]: max(1, margins[short])}
         return Verdict(missing, memory, is_close=whole.failure is None)
 
+    def peak_bytes(self, device: Device, budget_bytes: int, blocks: Sequence[int]) -> int | None:
+        """The peak of an accelerator that holds these blocks and no others, in bytes; None where it has no room."""
+        room = budget_bytes - self.beside_bytes(device, budget_bytes)
+        capacity = max(0, room - margin_bytes(budget_bytes))
+        seen = self._replays.alone(blocks, capacity)
+        if seen is None:
+            return None
+        reserved = seen.peak.reserved_bytes
+        return budget_bytes - room + reserved + _untold(reserved, room)
+
+    def beside_bytes(self, device: Device, budget_bytes: int) -> int:
+        """What an accelerator takes beside what is replayed, in bytes."""
+        return runtime_overhead_bytes(device.kind, budget_bytes) + self._more_bytes.get(device, 0)
+
     def _on_cpu(self, placement: Placement, budgets: Budgets) -> Verdict:
         """What the cpu alone lacks, whose allocator keeps nothing for later."""
         seats = [Seat(0, is_offloaded=place != CPU) for place in placement.devices]
-        (seen,) = replay(self._profile.trace, seats, [UNLIMITED_BYTES]).devices
+        (seen,) = self._replays.unlimited(seats, 1)
         held = sum(
             block.weights_bytes
             for block, place in zip(placement.blocks, placement.devices, strict=True)
@@ -142,18 +152,17 @@ def margin_bytes(budget_bytes: int) -> int:
 
 
 def _memory(
-    placement: Placement, budgets: Budgets, beside: Mapping[Device, int], played: Replay
+    placement: Placement, budgets: Budgets, beside: Mapping[Device, int], played: Sequence[DeviceRehearsal]
 ) -> dict[Device, MemoryBreakdown]:
     """What devices take: what was played, and what each has `beside` that (bytes)."""
     weights: dict[Device, int] = {}
     for block, place in zip(placement.blocks, placement.devices, strict=True):
         weights[place] = weights.get(place, 0) + block.weights_bytes
     memory = {}
-    for (device, beside_bytes), seen in zip(beside.items(), played.devices, strict=True):
+    for (device, beside_bytes), seen in zip(beside.items(), played, strict=True):
         peak = seen.peak
         held = weights.get(device, 0)
-        left = budgets.get(device) - beside_bytes - peak.reserved_bytes
-        untold = max(0, min(_UNTOLD_BYTES, left)) if peak.reserved_bytes >= _UNTOLD_FROM else 0
+        untold = _untold(peak.reserved_bytes, budgets.get(device) - beside_bytes)
         rounding = peak.weights_bytes - held
         memory[device] = MemoryBreakdown(
             weights_bytes=held,
@@ -162,3 +171,8 @@ def _memory(
             overhead_bytes=peak.overhead_bytes + rounding + beside_bytes + untold,
         )
     return memory
+
+
+def _untold(reserved_bytes: int, room_bytes: int) -> int:
+    """What a device with so much room may reserve beyond what was played."""
+    return max(0, min(_UNTOLD_BYTES, room_bytes - reserved_bytes)) if reserved_bytes >= _UNTOLD_FROM else 0

@@ -23,6 +23,7 @@ from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import Pin, apply_pins
 from devmap_cli.planning.profile import Profile
+from devmap_cli.planning.recutting import recut
 from devmap_cli.planning.searching import smallest
 from devmap_cli.planning.shortage import disk_alone, reason_of
 from devmap_cli.planning.strategies import EVEN, plan, plan_offloading
@@ -125,7 +126,7 @@ def _needs(
         blocks = profile.blocks(blocks)
         judge = Replaying(profile, request.more_workspace_bytes)
         num_nearby = max(_LEAST_NEARBY, min(_MOST_NEARBY, _NEARBY_EVENTS // max(1, profile.trace.num_events)))
-        means = replace(means, judge=judge, shared_bytes=profile.shared_bytes, num_nearby=num_nearby)
+        means = replace(means, judge=judge, shared_bytes=profile.shared_bytes, num_nearby=num_nearby, replaying=judge)
         if missing is not None:
             rehearsing = Rehearsing(judge, lambda placement: missing(places_of(spec, placement)))
             means = replace(means, judge=rehearsing, unrehearsed=judge)
@@ -145,6 +146,7 @@ class _Means:
         num_nearby: how many placements are tried that are a little over the budgets at first sight.
         unrehearsed: says it for other budgets too, where `judge` rehearses and so knows those of the request alone.
         confirm: rehearses what fits but for a margin, and tells what devices lack.
+        replaying: replays single devices too.
     """
 
     judge: Judge
@@ -155,6 +157,7 @@ class _Means:
     num_nearby: int = _LEAST_NEARBY
     unrehearsed: Judge | None = None
     confirm: Callable[[Placement], Mapping[Device, int]] | None = None
+    replaying: Replaying | None = None
 
     def overhead(self, budgets: Budgets) -> dict[Device, int]:
         """What each accelerator takes beside its blocks, in bytes."""
@@ -178,6 +181,24 @@ class _Planner:
         self._close: dict[tuple[Device, ...], Placement] = {}
 
     def plan(self) -> Placement | Infeasible:
+        """Plan by what blocks add up to, then move cuts by what devices are seen to take."""
+        answer = self._planned()
+        return self._recut(answer) if isinstance(answer, Placement) and not self._means.is_probe else answer
+
+    def _recut(self, placement: Placement) -> Placement:
+        """The placement with better cuts, where there are any that are judged to fit."""
+        request, replaying = self._request, self._means.replaying
+        if replaying is None or not request.budgets.accelerators:
+            return placement
+        task = Task.of(self._blocks, request.budgets, self._overhead, request.gpu_weights)
+        runs = recut(task, placement, replaying)
+        if runs is None:
+            return placement
+        better = task.placement(placement.strategy, runs)
+        verdict = self._verdict(self._means.judge, better)
+        return placement if verdict.missing else replace(better, measured=verdict.memory)
+
+    def _planned(self) -> Placement | Infeasible:
         """Plan, and where this leaves all accelerators empty, offload as `auto` does: it skips blocks at the front."""
         request = self._request
         answer = self._plan_judged(request.strategy)

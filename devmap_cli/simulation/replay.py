@@ -15,6 +15,8 @@ from devmap_cli.simulation.memory import AllocatorOutOfMemoryError, DeviceRehear
 from devmap_cli.simulation.pool import Block
 from devmap_cli.simulation.trace import Event, Trace
 
+_ELSEWHERE = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:
@@ -41,8 +43,12 @@ class Replay:
     failure: ReplayFailure | None = None
 
 
-def replay(trace: Trace, seats: Sequence[Seat], capacities: Sequence[int]) -> Replay:
-    """What devices of `capacities` (bytes) hold with block i of `trace` on `seats[i]`."""
+def replay(trace: Trace, seats: Sequence[Seat | None], capacities: Sequence[int]) -> Replay:
+    """What devices of `capacities` (bytes) hold with block i of `trace` on `seats[i]`, or on none of them.
+
+    What a device holds depends on its own blocks, so that a part of the devices is enough to tell of them. Only the
+    inputs of a tower that is cut over devices may go to one that is none of its own (`Tower`).
+    """
     return _Player(trace, seats, capacities).play()
 
 
@@ -58,10 +64,10 @@ class _Shared:
 
 
 class _Player:
-    def __init__(self, trace: Trace, seats: Sequence[Seat], capacities: Sequence[int]) -> None:
+    def __init__(self, trace: Trace, seats: Sequence[Seat | None], capacities: Sequence[int]) -> None:
         self._trace = trace
         self._seats = seats
-        self._devices = [seat.device for seat in trace.with_towers(seats)]
+        self._devices = [_ELSEWHERE if seat is None else seat.device for seat in trace.with_towers(seats)]
         self._allocators = [CachingAllocator(capacity) for capacity in capacities]
         self._weights = [0] * len(capacities)
         self._workspaces = [0] * len(capacities)
@@ -111,8 +117,9 @@ class _Player:
                 self._live[-number] = _Shared(self._devices[block], taken)
         self._convert()
         for block, num_bytes in self._trace.buffers:
-            if not self._is_here(block):
-                self._take(self._devices[block], num_bytes)
+            seat = self._seats[block]
+            if seat is not None and seat.is_offloaded:
+                self._take(seat.device, num_bytes)
         self._weights = [allocator.use.allocated_bytes for allocator in self._allocators]
 
     def _convert(self) -> None:
@@ -125,7 +132,8 @@ class _Player:
             self._give_back(device, num_bytes)
 
     def _is_here(self, block: int) -> bool:
-        return not self._seats[block].is_offloaded
+        seat = self._seats[block]
+        return seat is not None and not seat.is_offloaded
 
     def _take(self, device: int, num_bytes: int) -> Block | None:
         self._device = device
@@ -160,13 +168,16 @@ class _Player:
 
     def _allocate(self, device: int, num_bytes: int) -> None:
         source, self._source = self._source, None
+        number = self._count
+        self._count += 1
+        if device == _ELSEWHERE:
+            return
         if source is not None and source.device == device:
             source.num_uses += 1
         else:
             self._device = device
             source = _Shared(device, self._allocators[device].allocate(num_bytes))
-        self._live[self._count] = source
-        self._count += 1
+        self._live[number] = source
 
     def _free(self, number: int) -> None:
         shared = self._live.pop(number, None)
@@ -181,20 +192,21 @@ class _Player:
     def _open_matmul_library(self, block: int, num_bytes: int) -> None:
         device = self._devices[block]
         self._count += 1
-        if not self._workspaces[device]:
+        if device != _ELSEWHERE and not self._workspaces[device]:
             self._take(device, num_bytes)
             self._workspaces[device] = num_bytes
 
     def _make_once(self, block: int, num_bytes: int) -> None:
         device = self._devices[block]
         self._count += 1
-        if (device, num_bytes) not in self._made_once:
+        if device != _ELSEWHERE and (device, num_bytes) not in self._made_once:
             self._made_once.add((device, num_bytes))
             self._take(device, num_bytes)
 
     def _cache(self, number: int, _: int) -> None:
-        shared = self._live[number]
-        self._kv_cache[self._phase, shared.device] += shared.block.size
+        shared = self._live.get(number)
+        if shared is not None:
+            self._kv_cache[self._phase, shared.device] += shared.block.size
 
     def _empty(self, _: int, __: int) -> None:
         for allocator in self._allocators:
@@ -205,7 +217,7 @@ class _Player:
         holder = self._trace.holders[holder_index]
         self._module = holder.fqn
         seat = self._seats[holder.block]
-        if seat.is_offloaded:
+        if seat is not None and seat.is_offloaded:
             allocator = self._allocators[seat.device]
             brought = self._streamed.setdefault(holder_index, [])
             self._device = seat.device

@@ -109,6 +109,10 @@ class Trace:
             placed.append(own.pop() if len(own) == 1 else placed[tower.outer])
         return placed
 
+    def has_cut_tower(self, places: Sequence[_Place]) -> bool:
+        """Whether blocks of a tower are in several places."""
+        return any(len({places[block] for block in tower.blocks}) > 1 for tower in self.towers)
+
     def to_document(self) -> dict[str, Any]:
         """The trace as plain data."""
         return {
