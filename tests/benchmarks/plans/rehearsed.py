@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations_with_replacement, groupby, pairwise, permutations
 from math import comb, factorial
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from devmap_cli.checking.assurance import Assurance
 from devmap_cli.checking.rehearsed import Rehearser
+from devmap_cli.cli.workload import with_room_for_media
 from devmap_cli.devices.budgets import Budgets
 from devmap_cli.devices.device import CPU, Device
 from devmap_cli.devices.runtime import CUDA_RUNTIME_BYTES, runtime_overhead_bytes
@@ -34,6 +35,7 @@ from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.profiling import Profiler
 from devmap_cli.planning.strategies import STRATEGIES
 from devmap_cli.simulation.memory import UNLIMITED_BYTES
+from devmap_cli.simulation.pool import LARGE_SEGMENT_BYTES
 from devmap_cli.simulation.replay import Replay, Seat, replay
 from tests.benchmarks.plans.beside import CONFIGS
 from tests.support.toys import write_toy
@@ -43,11 +45,15 @@ if TYPE_CHECKING:
 
 PLANS_PER_WORKLOAD = 4
 TOLERANCE = 0.005
+"""How far what a profile tells of a device may be above what a rehearsal does."""
 SLACK_BYTES = 16 << 10
 """What small tensors that are copied may make of a difference between a trace and a rehearsal."""
-"""How far what a profile tells of a device may be above what a rehearsal does."""
 MAX_CUTS = 150
 """So many ways to cut a refused model are tried, those with the evenest weights and as many drawn by lot."""
+MAX_EVENED = 40
+"""So many ways are tried of either sort where a plan is to be the evenest."""
+GRANULARITY = 0.001
+"""By so much of its highest use another way may be better, and by one segment of an allocator."""
 MAX_LOOKED_AT = 200_000
 """From so many ways these are taken, drawn by lot where there are more."""
 ON_CPU = -1
@@ -66,6 +72,7 @@ CORPUS = (
     "Qwen__Qwen2.5-0.5B",
     "Qwen__Qwen2.5-7B",
     "Qwen__Qwen2.5-VL-7B-Instruct",
+    "Qwen__Qwen2-VL-2B-Instruct",
     "Qwen__Qwen3-1.7B",
     "Qwen__Qwen3-8B-FP8",
     "google__gemma-2-2b",
@@ -77,6 +84,8 @@ CORPUS = (
     "TheBloke__Llama-2-7B-GPTQ",
     "microsoft__Phi-3-mini-128k-instruct",
 )
+SEEING = ("Qwen__Qwen2.5-VL-7B-Instruct", "Qwen__Qwen2-VL-2B-Instruct")
+IMAGES = ((224, 224), (640, 480), (1280, 720))
 
 
 @dataclass
@@ -133,6 +142,9 @@ def _job(number: int, seed: int, scratch: Path, tally: Tally) -> Job | None:
     name = random.choice(there) if there and random.random() < 0.5 else random.choice(list(TOYS))
     spec, profiler = _subject(name, scratch)
     workload = _workload(random, spec.max_positions or 1 << 14)
+    if name in SEEING and random.random() < 0.7:
+        workload = replace(workload, images=tuple(random.choices(IMAGES, k=random.randint(1, 3))), batch_size=1)
+        workload = with_room_for_media(workload, profiler.media_tokens(workload))
     try:
         profile = profiler.profile(workload)
     except RequestError as error:
@@ -227,6 +239,29 @@ def _judged(job: Job, request: PlanRequest, tally: Tally, random: Random) -> Ite
         return
     tally.counts["fits, some on cpu" if CPU in answer.devices else "fits on the GPUs"] += 1
     yield from _differences(job, budgets, answer, tally)
+    if request.strategy in ("auto", "balanced") and all(device.is_accelerator for device in answer.devices):
+        yield from _beaten(job, request, answer, tally, random)
+
+
+def _beaten(job: Job, request: PlanRequest, placement: Placement, tally: Tally, random: Random) -> Iterator[str]:
+    """Another way to cut the model, with a lower highest use, if one is found by trying some."""
+    sizes = [size for device, size in request.budgets if device.is_accelerator]
+    devices = request.budgets.accelerators
+    mine = max(placement.memory(device).peak_bytes / size for device, size in zip(devices, sizes, strict=True))
+    least = mine
+    for numbers in _candidates(job, request, random, MAX_EVENED, is_in_order=True):
+        if ON_CPU in numbers:
+            continue
+        tally.counts["ways tried to be evener by hand"] += 1
+        seen = replay(job.profile.trace, [Seat(number) for number in numbers], [UNLIMITED_BYTES] * len(sizes)).devices
+        uses = [
+            (device.peak.reserved_bytes + runtime_overhead_bytes("cuda", size)) / size if index in numbers else 0
+            for index, (device, size) in enumerate(zip(seen, sizes, strict=True))
+        ]
+        least = min(least, max(uses))
+    tally.told["evenest by hand"].append(least / mine - 1)
+    if least < mine * (1 - GRANULARITY) - LARGE_SEGMENT_BYTES / min(sizes):
+        yield f"evener by hand: {100 * least:.2f} % instead of {100 * mine:.2f} %"
 
 
 def _assurance(job: Job, request: PlanRequest) -> Assurance:
@@ -295,12 +330,7 @@ def _seats(placement: Placement) -> list[Seat]:
 def _missed(job: Job, request: PlanRequest, tally: Tally, random: Random) -> Iterator[str]:
     """A placement of runs of blocks that would have fitted, if one is found by trying them."""
     left = _left(request.budgets)
-    weights = [0] * job.profile.trace.num_blocks
-    for block, size in (*job.profile.trace.weights, *job.profile.trace.buffers):
-        weights[block] += size
-    pinned = {0: request.pins[0].device.index or 0} if request.pins else {}
-    ram = request.budgets.get(CPU) if CPU in request.budgets.devices else None
-    for numbers in _candidates(weights, left, ram, pinned, random):
+    for numbers in _candidates(job, request, random, MAX_CUTS):
         tally.counts["cuts tried by hand"] += 1
         main = min(number for number in numbers if number != ON_CPU)
         seats = [Seat(main, is_offloaded=True) if number == ON_CPU else Seat(number) for number in numbers]
@@ -321,18 +351,22 @@ def _is_rehearsed(job: Job, request: PlanRequest, numbers: Sequence[int]) -> boo
 
 
 def _candidates(
-    weights: Sequence[int], left: Sequence[int], ram: int | None, pinned: Mapping[int, int], random: Random
+    job: Job, request: PlanRequest, random: Random, limit: int, *, is_in_order: bool = False
 ) -> Iterator[tuple[int, ...]]:
     """Devices of all blocks, for cuts that leave no device with more weights than fit: the evenest and some others.
 
-    Args:
-        left: bytes of each GPU.
-        ram: bytes of the cpu, which then takes a run of blocks too.
-        pinned: the GPU of some blocks.
+    A cpu takes a run of blocks too. With `is_in_order` the GPUs are not tried in other orders than the given one.
     """
+    left, pinned = _left(request.budgets), {}
+    weights = [0] * job.profile.trace.num_blocks
+    for block, size in (*job.profile.trace.weights, *job.profile.trace.buffers):
+        weights[block] += size
+    if request.pins:
+        pinned[0] = request.pins[0].device.index or 0
+    ram = request.budgets.get(CPU) if CPU in request.budgets.devices else None
     limits = dict(enumerate(left)) | ({} if ram is None else {ON_CPU: ram})
     free = [index for index in range(len(weights)) if index not in pinned]
-    orders = list(permutations(limits)) if len(set(limits.values())) > 1 else [tuple(limits)]
+    orders = list(permutations(limits)) if len(set(limits.values())) > 1 and not is_in_order else [tuple(limits)]
     found: list[tuple[float, int, tuple[int, ...]]] = []
     for order in orders:
         for cut in _cuts(len(free), len(order) - 1, MAX_LOOKED_AT // factorial(len(order)), random):
@@ -350,8 +384,8 @@ def _candidates(
                 use = max(loads[number] / max(1, size) for number, size in enumerate(left))
                 found.append((use, len(found), tuple(numbers)))
     found.sort()
-    yield from (numbers for _, _, numbers in found[:MAX_CUTS])
-    yield from (numbers for _, _, numbers in random.sample(found[MAX_CUTS:], min(MAX_CUTS, len(found[MAX_CUTS:]))))
+    yield from (numbers for _, _, numbers in found[:limit])
+    yield from (numbers for _, _, numbers in random.sample(found[limit:], min(limit, len(found[limit:]))))
 
 
 def _cuts(num_blocks: int, num_cuts: int, limit: int, random: Random) -> Iterable[tuple[int, ...]]:
@@ -373,7 +407,8 @@ def _table(tally: Tally) -> Table:
         table.add_row(what[:110], str(count))
     for what, errors in tally.told.items():
         span = f"{100 * min(errors):+.3f} to {100 * max(errors):+.3f} %"
-        table.add_row(f"told beside rehearsed: {what} ({len(errors)} figures)", span)
+        title = "highest use" if what.startswith("evenest") else "told beside rehearsed"
+        table.add_row(f"{title}: {what} ({len(errors)} figures)", span)
     for kind, count in tally.broken.items():
         table.add_row(f"BROKEN: {kind}", str(count))
     return table
