@@ -106,6 +106,18 @@ class Placement:
         return sum(1 for before, after in pairwise(self.devices) if before != after)
 
     @property
+    def offloaded_bytes(self) -> int:
+        """Bytes of weights on cpu and disk."""
+        places = zip(self.blocks, self.devices, strict=True)
+        return sum(block.weights_bytes for block, place in places if not place.is_accelerator)
+
+    @property
+    def overfull_stores(self) -> list[Device]:
+        """Those of cpu and disk that what lies there is too much for, which judges of accelerators don't see."""
+        stores = [device for device in set(self.devices) if not device.is_accelerator]
+        return [device for device in stores if self.memory(device).peak_bytes > self.budgets.get(device)]
+
+    @property
     def main_device(self) -> Device:
         """The device that computes for the blocks on cpu and disk."""
         return main_device(self.devices)

@@ -240,7 +240,7 @@ class _Planner:
         judge = self._means.unrehearsed or self._means.judge
         for runs in tried:
             placement = replace(task.placement(self._request.strategy, runs), budgets=self._request.budgets)
-            if _overfull_stores(placement):
+            if placement.overfull_stores:
                 return  # by pins, so that it is the same with all
             verdict = self._verdict(judge, placement)
             if not verdict.missing:
@@ -259,7 +259,7 @@ class _Planner:
         confirm = self._means.confirm
         if confirm is None:
             return None
-        better = [close for close in self._close.values() if isinstance(answer, Infeasible) or not _offloaded(close)]
+        better = [each for each in self._close.values() if isinstance(answer, Infeasible) or not each.offloaded_bytes]
         return next((close for close in better[:_MAX_CONFIRMED] if not confirm(close)), None)
 
     def _with_enough(self, answer: Infeasible) -> Infeasible:
@@ -305,13 +305,14 @@ class _Planner:
             answers = [answer, *(self._settled(strategy, limit) for limit in self._stream_limits())]
             return min(_placements(answers), key=self._slowness, default=answer)
         if strategy in EVEN:
-            best = min(_placements([answer, self._plan_judged("auto")]), key=_offloaded, default=None)
+            found = _placements([answer, self._plan_judged("auto")])
+            best = min(found, key=lambda placement: placement.offloaded_bytes, default=None)
             return answer if best is None else replace(best, strategy=strategy)
         return answer
 
     def _slowness(self, placement: Placement) -> tuple[float, int]:
         seconds = 0.0 if self._means.pace is None else self._means.pace.of(placement).seconds_per_token
-        return seconds, _offloaded(placement)
+        return seconds, placement.offloaded_bytes
 
     def _stream_limits(self) -> list[int]:
         """Sizes of modules up to which blocks may be offloaded, at most a few."""
@@ -385,23 +386,11 @@ class _Planner:
 
 
 def _is_short(answer: Placement | Infeasible) -> bool:
-    return isinstance(answer, Infeasible) or _offloaded(answer) > 0
+    return isinstance(answer, Infeasible) or answer.offloaded_bytes > 0
 
 
 def _placements(answers: Iterable[Placement | Infeasible | None]) -> list[Placement]:
     return [answer for answer in answers if isinstance(answer, Placement)]
-
-
-def _offloaded(placement: Placement) -> int:
-    """Bytes of weights on cpu and disk."""
-    places = zip(placement.blocks, placement.devices, strict=True)
-    return sum(block.weights_bytes for block, place in places if not place.is_accelerator)
-
-
-def _overfull_stores(placement: Placement) -> list[Device]:
-    """Those of cpu and disk that what lies there is too much for, which judges of accelerators don't see."""
-    stores = [device for device in set(placement.devices) if not device.is_accelerator]
-    return [device for device in stores if placement.memory(device).peak_bytes > placement.budgets.get(device)]
 
 
 def _without_accelerator(spec: ModelSpec, request: PlanRequest) -> Infeasible:

@@ -42,21 +42,25 @@ Cuts = list[int]
 def recut(task: Task, placement: Placement, peaks: Peaks) -> list[Run] | None:
     """The runs of a placement with the best cuts by the measure of its strategy; None where its own stay.
 
-    Only placements are looked at that have all blocks on accelerators, those of each next to each other.
+    Only placements are looked at that have all blocks on accelerators. Where they don't use these in the given order,
+    one after the other, it is tried first whether that would do.
     """
-    segments = _segments(task, placement)
-    if segments is None:
+    if not task.free or not all(place.is_accelerator for place in placement.devices):
         return None
-    rooms, cuts = segments
     parts, first, strategy = _Parts(task, placement, peaks), task.accelerators[0], placement.strategy
+    own = _segments(task, placement)
+    start = own if strategy == "balanced_low_0" else _in_given_order(parts, task, placement, own) or own
+    if start is None:
+        return None
+    rooms, cuts = start
     if strategy == "sequential":
         filled = _filled(parts, rooms)
         reason = "next in order, each device as far as its budget goes"
-        return None if filled in (None, cuts) else _runs(rooms, filled, reason)
+        return None if filled is None or (rooms, filled) == own else _runs(rooms, filled, reason)
     if strategy == "balanced_low_0" and first in rooms:
         return _low_first(parts, rooms, cuts) if first == rooms[0] and len(rooms) > 1 else None
     if strategy == "fewest":
-        rooms, cuts = _on_fewer(parts, task, placement) or segments
+        rooms, cuts = _on_fewer(parts, task, placement) or start
     cuts = _lowered(parts, rooms, cuts)
     reason = f"balanced: no device above {percent(parts.highest_use(rooms, cuts))} of its budget as replayed"
     if strategy == "fewest":
@@ -65,19 +69,29 @@ def recut(task: Task, placement: Placement, peaks: Peaks) -> list[Run] | None:
 
 
 def _segments(task: Task, placement: Placement) -> tuple[list[Room], Cuts] | None:
-    """The accelerators in the order in which the placement uses them, and its cuts."""
+    """The accelerators in the order in which the placement uses them, and its cuts; None where it comes back to one."""
     places = [placement.devices[index] for index in task.free]
     used = [place for place, before in zip(places, [None, *places], strict=False) if place != before]
-    if not used or len(set(used)) < len(used) or not all(place.is_accelerator for place in placement.devices):
+    if len(set(used)) < len(used):
         return None
     rooms = {room.device: room for room in task.accelerators}
-    given = [device for device in rooms if device in used]
-    may_use_all = used == given and placement.strategy != "fewest"
+    may_use_all = used == [device for device in rooms if device in used] and placement.strategy != "fewest"
     order = list(rooms) if may_use_all else used
     ends = [0]
     for device in order:
         ends.append(ends[-1] + places.count(device))
     return [rooms[device] for device in order], ends
+
+
+def _in_given_order(
+    parts: _Parts, task: Task, placement: Placement, own: tuple[list[Room], Cuts] | None
+) -> tuple[list[Room], Cuts] | None:
+    """The accelerators filled in the given order, if they hold all so and the placement has another one."""
+    may_use = [room for room in task.accelerators if placement.strategy != "fewest" or room.device in placement.devices]
+    if own is not None and own[0] == [room for room in may_use if room in own[0]]:
+        return None
+    cuts = _filled(parts, may_use)
+    return None if cuts is None else (may_use, cuts)
 
 
 def _runs(rooms: Sequence[Room], cuts: Cuts, reason: str) -> list[Run]:
