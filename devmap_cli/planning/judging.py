@@ -78,26 +78,29 @@ class Replaying:
         rooms = [budgets.get(device) - beside[device] for device in devices]
         margins = [margin_bytes(budgets.get(device)) for device in devices]
         capacities = [max(0, room - margin) for room, margin in zip(rooms, margins, strict=True)]
-        unlimited = self._replays.unlimited(seats, len(devices))
+        unlimited = self._replays.unlimited(seats, len(devices), devices.index(main))
         if all(seen.most_reserved_bytes <= capacity for seen, capacity in zip(unlimited, capacities, strict=True)):
             return Verdict({}, _memory(placement, budgets, beside, unlimited))
         held = [max(seen.allocated_bytes.values()) for seen in unlimited]
         if any(size > room for size, room in zip(held, rooms, strict=True)):
             return Verdict(_lacking(devices, held, capacities), {})
-        whole = self._replays.limited(seats, rooms)
+        whole = self._replays.limited(seats, rooms, devices.index(main))
         memory = {} if whole.failure is not None else _memory(placement, budgets, beside, whole.devices)
-        limited = self._replays.limited(seats, capacities)
+        limited = self._replays.limited(seats, capacities, devices.index(main))
         if limited.failure is None:
             return Verdict({}, memory or _memory(placement, budgets, beside, limited.devices))
         short = limited.failure.device
         missing = _lacking(devices, held, capacities) or {devices[short]: max(1, margins[short])}
         return Verdict(missing, memory, is_close=whole.failure is None)
 
-    def peak_bytes(self, device: Device, budget_bytes: int, blocks: Sequence[int]) -> int | None:
-        """The peak of an accelerator that holds these blocks and no others, in bytes; None where it has no room."""
+    def peak_bytes(self, device: Device, budget_bytes: int, blocks: Sequence[int], *, is_main: bool) -> int | None:
+        """The peak of an accelerator that holds these blocks and no others, in bytes; None where it has no room.
+
+        With `is_main` it is the main device of a placement.
+        """
         room = budget_bytes - self.beside_bytes(device, budget_bytes)
         capacity = max(0, room - margin_bytes(budget_bytes))
-        seen = self._replays.alone(blocks, capacity)
+        seen = self._replays.alone(blocks, capacity, is_main=is_main)
         if seen is None:
             return None
         reserved = seen.peak.reserved_bytes
@@ -110,7 +113,7 @@ class Replaying:
     def _on_cpu(self, placement: Placement, budgets: Budgets) -> Verdict:
         """What the cpu alone lacks, whose allocator keeps nothing for later."""
         seats = [Seat(0, is_offloaded=place != CPU) for place in placement.devices]
-        (seen,) = self._replays.unlimited(seats, 1)
+        (seen,) = self._replays.unlimited(seats, 1, 0)
         held = sum(
             block.weights_bytes
             for block, place in zip(placement.blocks, placement.devices, strict=True)

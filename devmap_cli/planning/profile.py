@@ -106,6 +106,15 @@ def _joined(blocks: Sequence[Block]) -> Block:
     )
 
 
+@dataclass(slots=True)
+class _Tensor:
+    """What is held by a block, until none of its uses is left."""
+
+    block: int
+    num_bytes: int
+    num_uses: int = 1
+
+
 class _Needs:
     """What each block of a trace had at most, with all others elsewhere."""
 
@@ -114,27 +123,34 @@ class _Needs:
         self._peaks: dict[str, list[int]] = {}
         self._kv_cache: dict[str, list[int]] = {}
         in_use = [0] * trace.num_blocks
-        live: dict[int, tuple[int, int]] = {
-            -index: (block, _rounded(size)) for index, (block, size) in enumerate(trace.weights, start=1)
-        }
+        live = {-index: _Tensor(block, _rounded(size)) for index, (block, size) in enumerate(trace.weights, start=1)}
         number, homes = 0, trace.homes
+        source: _Tensor | None = None
         for phase, events in trace.phases.items():
             peaks, kept = list(in_use), [0] * trace.num_blocks
             for event, first, second in events:
                 if event == _ALLOCATE:
-                    block, size = homes[first], _rounded(second)
-                    live[number] = block, size
-                    in_use[block] += size
-                    peaks[block] = max(peaks[block], in_use[block])
-                    number += 1
+                    block = homes[first]
+                    if source is not None and source.block == block:
+                        live[number] = source
+                        source.num_uses += 1
+                    else:
+                        tensor = live[number] = _Tensor(block, _rounded(second))
+                        in_use[block] += tensor.num_bytes
+                        peaks[block] = max(peaks[block], in_use[block])
+                    number, source = number + 1, None
                 elif event == _FREE:
-                    block, size = live.pop(first, (0, 0))
-                    in_use[block] -= size
+                    freed = live.pop(first, None)
+                    if freed is not None:
+                        freed.num_uses -= 1
+                        in_use[freed.block] -= 0 if freed.num_uses else freed.num_bytes
+                elif event == _COPY:
+                    source = live.get(first)
                 elif event in _PER_DEVICE:
                     number += 1
                 elif event == _CACHED:
-                    block, size = live[first]
-                    kept[block] += size
+                    tensor = live[first]
+                    kept[tensor.block] += tensor.num_bytes
             self._peaks[phase], self._kv_cache[phase] = peaks, kept
         self._left = in_use
 

@@ -27,8 +27,8 @@ class Peaks(Protocol):
     def beside_bytes(self, device: Device, budget_bytes: int) -> int:
         """What a device takes whatever it holds."""
 
-    def peak_bytes(self, device: Device, budget_bytes: int, blocks: Sequence[int]) -> int | None:
-        """The peak of a device that holds these blocks; None where they are too much."""
+    def peak_bytes(self, device: Device, budget_bytes: int, blocks: Sequence[int], *, is_main: bool) -> int | None:
+        """The peak of a device, the main one or another, that holds these blocks; None where they are too much."""
 
 
 _GAIN = Fraction(1, 2048)
@@ -109,6 +109,7 @@ class _Parts:
         self.num_blocks = len(task.free)
         self._task = task
         self._peaks = peaks
+        self._main = placement.main_device
         self._pinned: dict[Device, list[int]] = {}
         for index, block in enumerate(task.blocks):
             if block.fixed is not None:
@@ -125,7 +126,7 @@ class _Parts:
     def _key(self, room: Room, held: Iterable[int]) -> tuple[object, ...]:
         """What the peak depends on: equal blocks can stand in for each other, and equal rooms."""
         kinds = tuple(self._kinds[index] for index in held)
-        return room.device.kind, room.budget_bytes, room.overhead_bytes, kinds
+        return room.device == self._main, room.device.kind, room.budget_bytes, room.overhead_bytes, kinds
 
     def peak(self, room: Room, start: int, stop: int) -> int | None:
         """The peak of a room with a segment, in bytes; None where that is above its budget."""
@@ -134,7 +135,9 @@ class _Parts:
             return 0
         key = self._key(room, held)
         if key not in self._known:
-            self._known[key] = self._peaks.peak_bytes(room.device, room.budget_bytes, held)
+            self._known[key] = self._peaks.peak_bytes(
+                room.device, room.budget_bytes, held, is_main=room.device == self._main
+            )
         peak = self._known[key]
         if peak is not None:
             self._unseen[room.device] = peak - self._task.costs.on(room, start, stop)

@@ -9,8 +9,8 @@ from devmap_cli.simulation.memory import UNLIMITED_BYTES, DeviceRehearsal
 from devmap_cli.simulation.replay import Replay, Seat, replay
 from devmap_cli.simulation.trace import Trace
 
-_Blocks = tuple[tuple[int, ...], tuple[int, ...]]
-"""What a device computes: blocks that are there, and blocks that are offloaded."""
+_Part = tuple[tuple[int, ...], tuple[int, ...], bool]
+"""What a device computes: blocks that are there, blocks that are offloaded, and whether it is the main one."""
 
 
 class Replays:
@@ -18,53 +18,56 @@ class Replays:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self._unlimited: dict[_Blocks, DeviceRehearsal] = {}
-        self._limited: dict[tuple[_Blocks, int], DeviceRehearsal | None] = {}
+        self._unlimited: dict[_Part, DeviceRehearsal] = {}
+        self._limited: dict[tuple[_Part, int], DeviceRehearsal | None] = {}
 
-    def limited(self, seats: Sequence[Seat | None], capacities: Sequence[int]) -> Replay:
-        """What devices of `capacities` (bytes) hold."""
-        return replay(self.trace, seats, capacities)
+    def limited(self, seats: Sequence[Seat | None], capacities: Sequence[int], main: int | None) -> Replay:
+        """What devices of `capacities` (bytes) hold, the main one being number `main`."""
+        return replay(self.trace, seats, capacities, main)
 
-    def unlimited(self, seats: Sequence[Seat | None], num_devices: int) -> list[DeviceRehearsal]:
+    def unlimited(self, seats: Sequence[Seat | None], num_devices: int, main: int | None) -> list[DeviceRehearsal]:
         """What devices hold whose memory has no end."""
-        if self.trace.has_cut_tower(seats):
-            return self._played(seats, range(num_devices))
-        keys = [_blocks_on(seats, device) for device in range(num_devices)]
-        new = [device for device, key in enumerate(keys) if key not in self._unlimited]
+        if self.trace.cut_towers(seats):
+            return self._played(seats, range(num_devices), main)
+        parts = [_part(seats, device, main) for device in range(num_devices)]
+        new = [device for device, part in enumerate(parts) if part not in self._unlimited]
         if new:
-            for device, seen in zip(new, self._played(seats, new), strict=True):
-                self._unlimited[keys[device]] = seen
-        return [self._unlimited[key] for key in keys]
+            for device, seen in zip(new, self._played(seats, new, main), strict=True):
+                self._unlimited[parts[device]] = seen
+        return [self._unlimited[part] for part in parts]
 
-    def alone(self, blocks: Iterable[int], capacity: int) -> DeviceRehearsal | None:
+    def alone(self, blocks: Iterable[int], capacity: int, *, is_main: bool) -> DeviceRehearsal | None:
         """What a device holds with these blocks and no others; None where `capacity` (bytes) is not enough."""
         seats: list[Seat | None] = [None] * self.trace.num_blocks
         for block in blocks:
             seats[block] = Seat(0)
-        (seen,) = self.unlimited(seats, 1)
+        main = 0 if is_main else None
+        (seen,) = self.unlimited(seats, 1, main)
         if seen.most_reserved_bytes <= capacity:
             return seen
         if max(seen.allocated_bytes.values()) > capacity:
             return None
-        key = _blocks_on(seats, 0), capacity
+        key = _part(seats, 0, main), capacity
         if key not in self._limited:
-            played = self.limited(seats, [capacity])
+            played = self.limited(seats, [capacity], main)
             self._limited[key] = None if played.failure is not None else played.devices[0]
         return self._limited[key]
 
-    def _played(self, seats: Sequence[Seat | None], devices: Sequence[int]) -> list[DeviceRehearsal]:
+    def _played(self, seats: Sequence[Seat | None], devices: Sequence[int], main: int | None) -> list[DeviceRehearsal]:
         """What some of the devices hold."""
         numbers = {device: number for number, device in enumerate(devices)}
         some = [
             replace(seat, device=numbers[seat.device]) if seat is not None and seat.device in numbers else None
             for seat in seats
         ]
-        return list(self.limited(some, [UNLIMITED_BYTES] * len(devices)).devices)
+        main_number = None if main is None else numbers.get(main)
+        return list(self.limited(some, [UNLIMITED_BYTES] * len(devices), main_number).devices)
 
 
-def _blocks_on(seats: Sequence[Seat | None], device: int) -> _Blocks:
+def _part(seats: Sequence[Seat | None], device: int, main: int | None) -> _Part:
     own = [(number, seat) for number, seat in enumerate(seats) if seat is not None and seat.device == device]
     return (
         tuple(number for number, seat in own if not seat.is_offloaded),
         tuple(number for number, seat in own if seat.is_offloaded),
+        device == main,
     )

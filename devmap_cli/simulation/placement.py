@@ -250,11 +250,14 @@ def _read_bytes(slot: _Slot, num_bytes: int, *, is_buffer: bool) -> int:
 
 def _gather_inputs(model: nn.Module, recorder: Recorder, machine: Machine) -> None:
     """Bring the inputs of towers to devices of their own, as accelerate brings them to where all of a tower is."""
-    from accelerate.hooks import add_hook_to_module
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     for name, number in recorder.towers.items():
         device = machine.device(recorder.device_of(number)).torch_device
-        add_hook_to_module(model.get_submodule(name), _gathering(device, model))
+        if name:
+            add_hook_to_module(model.get_submodule(name), _gathering(device, model))
+        elif isinstance(hook := getattr(model, "_hf_hook", None), AlignDevicesHook):  # of several blocks
+            hook.execution_device = device
 
 
 def _gathering(device: torch.device, model: Any) -> ModelHook:

@@ -79,10 +79,10 @@ def record(
 
 
 def _towers(model: Any, blocks: Sequence[str]) -> tuple[str, list[str]]:
-    """The module with the embedding of tokens, and those of several blocks of which it is no part, outer ones first.
+    """The module with the embedding of tokens, and the root and modules of several blocks without it, outer ones first.
 
     Where all blocks of such a module are on one device, as those of a vision tower in most maps, accelerate brings its
-    inputs there, once for all of them.
+    inputs there, once for all of them; and those of the root to the main device.
     """
     embedding = model.get_input_embeddings()
     embedded = {id(weight) for weight in embedding.parameters()}
@@ -97,7 +97,7 @@ def _towers(model: Any, blocks: Sequence[str]) -> tuple[str, list[str]]:
         for name, module in modules.items()
         if type(module).forward is not nn.Module.forward and embedded.isdisjoint(map(id, module.parameters()))
     ]
-    return name_of, sorted(beside, key=len)
+    return name_of, ["", *sorted(beside, key=len)]
 
 
 def _meeting(recorder: Recorder, rehearsal: Rehearsal) -> tuple[int, int] | None:

@@ -188,11 +188,12 @@ class _Run:
         return options
 
     def _first_device(self) -> torch.device:
-        """The device where people put the inputs: that of the input embeddings, or of what is first in the map."""
+        """The device where people put the inputs: that of the input embeddings, or the main device."""
         for parameter in self.model.get_input_embeddings().parameters():
             if isinstance(parameter, DeviceTensor):
                 return parameter.device
-        return self.machine.devices[0].torch_device
+        numbers = {place for place in self.device_map.values() if isinstance(place, int)}
+        return self.machine.device(next(iter(numbers), 0)).torch_device
 
     def _after_step(self, outputs: Any, model_kwargs: dict[str, Any]) -> dict[str, Any]:
         cache = outputs.get("cache", outputs.get("past_key_values"))

@@ -43,13 +43,15 @@ class Replay:
     failure: ReplayFailure | None = None
 
 
-def replay(trace: Trace, seats: Sequence[Seat | None], capacities: Sequence[int]) -> Replay:
+def replay(trace: Trace, seats: Sequence[Seat | None], capacities: Sequence[int], main: int | None) -> Replay:
     """What devices of `capacities` (bytes) hold with block i of `trace` on `seats[i]`, or on none of them.
+
+    `main` is the number of the main device, None for one that is none of them.
 
     What a device holds depends on its own blocks, so that a part of the devices is enough to tell of them. Only the
     inputs of a tower that is cut over devices may go to one that is none of its own (`Tower`).
     """
-    return _Player(trace, seats, capacities).play()
+    return _Player(trace, seats, capacities, main).play()
 
 
 class _Shared:
@@ -64,10 +66,12 @@ class _Shared:
 
 
 class _Player:
-    def __init__(self, trace: Trace, seats: Sequence[Seat | None], capacities: Sequence[int]) -> None:
+    def __init__(self, trace: Trace, seats: Sequence[Seat | None], capacities: Sequence[int], main: int | None) -> None:
         self._trace = trace
         self._seats = seats
-        self._devices = [_ELSEWHERE if seat is None else seat.device for seat in trace.with_towers(seats)]
+        places = trace.with_towers(seats, None if main is None else Seat(main))
+        self._devices = [_ELSEWHERE if seat is None else seat.device for seat in places]
+        self._cut_towers = set(trace.cut_towers(seats))
         self._allocators = [CachingAllocator(capacity) for capacity in capacities]
         self._weights = [0] * len(capacities)
         self._workspaces = [0] * len(capacities)
@@ -160,14 +164,18 @@ class _Player:
         rare = {int(event): play for event, play in rare.items()}  # members hash by name
         for event, first, second in events:
             if event == allocate:
-                self._allocate(self._devices[first], second)
+                self._allocate(first, second)
             elif event == free:
                 self._free(first)
             else:
                 rare[event](first, second)
 
-    def _allocate(self, device: int, num_bytes: int) -> None:
+    def _allocate(self, block: int, num_bytes: int) -> None:
         source, self._source = self._source, None
+        if source is not None and block in self._cut_towers:
+            self._devices[block] = source.device  # its first input: nothing brings that anywhere
+            self._cut_towers.remove(block)
+        device = self._devices[block]
         number = self._count
         self._count += 1
         if device == _ELSEWHERE:

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from devmap_cli.model.names import is_ancestor, parent
 
+MAIN = -1
+"""The outer place of the root, the only tower that has the embedding: the main device."""
 MAX_DEVICES = 120
 """PyTorch counts devices in 8 bits, so that of more blocks several share a device."""
 
@@ -56,10 +58,11 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Tower:
-    """A module of several `blocks` beside the one that has the embedding of tokens.
+    """A module of several `blocks` beside the one that has the embedding of tokens, or the root.
 
     Its own code runs where its blocks are if they are together, because accelerate brings its inputs there; else where
-    its inputs come from, which is where `outer` is: a block, or a tower.
+    its inputs are: where `outer` is, a block or a tower, as long as none is known to come from elsewhere. The inputs of
+    the root come to the main device.
     """
 
     outer: int
@@ -101,17 +104,22 @@ class Trace:
         """For each block itself, and for each tower its first block."""
         return [*range(self.num_blocks), *(tower.blocks[0] for tower in self.towers)]
 
-    def with_towers(self, places: Sequence[_Place]) -> list[_Place]:
-        """The places of all blocks, then those of towers."""
+    def with_towers(self, places: Sequence[_Place], main: _Place) -> list[_Place]:
+        """The places of all blocks, then those of towers; `main` is the main device."""
         placed = list(places)
         for tower in self.towers:
             own = {places[block] for block in tower.blocks}
-            placed.append(own.pop() if len(own) == 1 else placed[tower.outer])
+            outer = main if tower.outer == MAIN else placed[tower.outer]
+            placed.append(own.pop() if len(own) == 1 else outer)
         return placed
 
-    def has_cut_tower(self, places: Sequence[_Place]) -> bool:
-        """Whether blocks of a tower are in several places."""
-        return any(len({places[block] for block in tower.blocks}) > 1 for tower in self.towers)
+    def cut_towers(self, places: Sequence[_Place]) -> list[int]:
+        """The numbers of towers, the root aside, whose blocks are in several places."""
+        return [
+            number
+            for number, tower in enumerate(self.towers, start=self.num_blocks)
+            if tower.outer != MAIN and len({places[block] for block in tower.blocks}) > 1
+        ]
 
     def to_document(self) -> dict[str, Any]:
         """The trace as plain data."""
@@ -176,7 +184,7 @@ class Recorder:
 
     Args:
         block_of: the number of each block by the names of its modules or tensors.
-        towers: modules of several blocks whose inputs are brought to one device, outer ones first.
+        towers: modules of several blocks whose inputs are brought to one device, outer ones first; the root is "".
         embedding: the module that gets the inputs of the model.
     """
 
@@ -329,10 +337,12 @@ class Recorder:
 
     def _tower(self, fqn: str) -> Tower:
         blocks = dict.fromkeys(block for name, block in self._block_of.items() if is_ancestor(fqn, name))
+        if not fqn:
+            return Tower(MAIN, tuple(blocks))
         name = parent(fqn)
         while name and name not in self.towers:
             name = parent(name)
-        return Tower(self.towers.get(name, self._outermost), tuple(blocks))
+        return Tower(self.towers[name] if name else self._outermost, tuple(blocks))
 
     def _marked_phases(self) -> dict[str, tuple[tuple[int, int, int], ...]]:
         """The events, with what is made once per device marked as that."""

@@ -39,6 +39,8 @@ class Seen:
         device: Device,  # noqa: ARG002 - of the protocol
         budget_bytes: int,
         blocks: Sequence[int],
+        *,
+        is_main: bool = False,  # noqa: ARG002
     ) -> int | None:
         self.looks += 1
         held = sum(self.blocks[index].resident_bytes + self.more[index][0] for index in blocks)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.device import CPU, DISK, Device
+from devmap_cli.devices.device import CPU, DISK, Device, main_device
 from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.load import load_spec
 from devmap_cli.model.spec import ModelSpec
@@ -35,6 +35,10 @@ NAMES = (*TINY_MODELS, "qwen3_next")
 IMAGES = {"gemma3": ((56, 56),), "qwen2_5_vl": ((112, 140),)}
 SLACK_BYTES = 4 << 10
 """Inputs and masks that a hook moves once more: more than a hundredth of a percent only where all else is tiny."""
+FEATURES_BYTES = 16 << 10
+"""Of the images here. `generate` moves them to the first weight and the tokens with them, unless that is offloaded or
+the tokens are there already; in a trace, whose blocks are all apart, they are moved always. The two can differ where
+images are computed elsewhere than on the first weight's device."""
 
 Places = tuple[Device, ...]
 
@@ -84,19 +88,21 @@ def _devices(places: Places) -> list[Device]:
 
 @st.composite
 def places_of(draw: st.DrawFn, num_blocks: int, tiers: tuple[Device, ...]) -> Places:
-    """A device for each block; the first that is used is number 0, where people put their inputs."""
-    num_devices = draw(st.integers(1, 4))
-    devices = [Device("sim", index) for index in range(num_devices)]
+    """A device for each block, at least one of them an accelerator."""
+    devices = [Device("sim", index) for index in range(draw(st.integers(1, 4)))]
     drawn = draw(st.lists(st.sampled_from([*devices, *tiers]), min_size=num_blocks, max_size=num_blocks))
     if not any(device.is_accelerator for device in drawn):
         drawn[-1] = devices[0]
-    used = [device for device in dict.fromkeys(drawn) if device.is_accelerator]
-    numbers = dict(zip(used, devices, strict=False))
-    return tuple(numbers.get(device, device) for device in drawn)
+    return tuple(drawn)
+
+
+def main_of(places: Places) -> int:
+    return main_device(places).index or 0
 
 
 def seats_of(places: Places) -> list[Seat]:
-    return [Seat(place.index or 0) if place.is_accelerator else Seat(0, is_offloaded=True) for place in places]
+    main = main_of(places)
+    return [Seat(place.index or 0) if place.is_accelerator else Seat(main, is_offloaded=True) for place in places]
 
 
 @FEW_OR_MANY
@@ -129,8 +135,10 @@ def _assert_equal(case: Profiled, places: Places) -> None:
     unlimited = [UNLIMITED_BYTES] * len(_devices(places))
     seen = case.rehearsal(case.placement(places), unlimited)
     seen.raise_failure()
-    foretold = replay(case.profile.trace, seats_of(places), unlimited)
+    foretold = replay(case.profile.trace, seats_of(places), unlimited, main_of(places))
     assert foretold.failure is None
+    is_apart = case.workload.images and (not places[0].is_accelerator or case.profile.trace.cut_towers(places))
+    slack = SLACK_BYTES + (FEATURES_BYTES if is_apart else 0)
     for ours, theirs in zip(foretold.devices, seen.devices, strict=True):
         assert list(ours.phases) == list(theirs.phases)
         for phase, memory in theirs.phases.items():
@@ -138,7 +146,7 @@ def _assert_equal(case: Profiled, places: Places) -> None:
             assert ours.phases[phase].kv_cache_bytes == memory.kv_cache_bytes
             assert ours.phases[phase].weights_bytes == memory.weights_bytes
             allocated = theirs.allocated_bytes[phase]
-            assert -SLACK_BYTES <= ours.allocated_bytes[phase] - allocated <= 0.005 * allocated
+            assert -slack <= ours.allocated_bytes[phase] - allocated <= 0.005 * allocated + slack
 
 
 @FEW_OR_MANY

@@ -41,7 +41,7 @@ def traced(
 
 def played(trace: Trace, seats: Sequence[Seat], *capacities: int) -> Replay:
     num_devices = 1 + max(seat.device for seat in seats)
-    return replay(trace, seats, capacities or [UNLIMITED_BYTES] * num_devices)
+    return replay(trace, seats, capacities or [UNLIMITED_BYTES] * num_devices, 0)
 
 
 def allocated(trace: Trace, seats: Sequence[Seat], phase: str = "prefill") -> list[int]:
@@ -185,6 +185,6 @@ def test_weights_that_pass_through_may_be_too_much() -> None:
 
 def test_a_device_without_blocks_holds_nothing() -> None:
     trace = traced([(Event.ALLOCATE, 0, 512)], weights=[(0, 512), (1, 512)])
-    answer = replay(trace, [Seat(1), Seat(1)], [UNLIMITED_BYTES] * 3)
+    answer = replay(trace, [Seat(1), Seat(1)], [UNLIMITED_BYTES] * 3, 1)
     assert [device.allocated_bytes["prefill"] for device in answer.devices] == [0, 1536, 0]
     assert [device.index for device in answer.devices] == [0, 1, 2]

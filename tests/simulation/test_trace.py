@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from devmap_cli.simulation.trace import MAX_DEVICES, Event, Holder, Recorder, Tower, Trace, are_alike, mixed
+from devmap_cli.simulation.trace import MAIN, MAX_DEVICES, Event, Holder, Recorder, Tower, Trace, are_alike, mixed
 
 BLOCKS = {"embed": 0, "layers.0": 1, "layers.1": 2}
 
@@ -131,8 +131,17 @@ def test_the_code_of_a_tower_is_told_from_that_of_its_blocks() -> None:
 )
 def test_a_tower_runs_where_its_blocks_are_if_they_are_together(places: str, towers: str) -> None:
     trace = Recorder(VISION, ["visual", "visual.patches"], "embed").trace()
-    assert trace.with_towers(list(places)) == [*places, *towers]
+    assert trace.with_towers(list(places), "m") == [*places, *towers]
+    assert trace.cut_towers(places) == ([] if places == "aaab" else [4])
     assert Trace.from_document(json.loads(json.dumps(trace.to_document()))) == trace
+
+
+@pytest.mark.parametrize(("places", "root"), [("aaaa", "a"), ("aaab", "m"), ("baaa", "m")])
+def test_the_inputs_of_the_root_come_to_the_main_device(places: str, root: str) -> None:
+    trace = Recorder(VISION, ["", "visual"], "embed").trace()
+    assert trace.towers == (Tower(MAIN, (0, 1, 2, 3)), Tower(3, (0, 1, 2)))
+    assert trace.with_towers(list(places), "m")[4] == root
+    assert not trace.cut_towers("aaab")
 
 
 def test_where_towers_share_devices_it_is_theirs_between_their_blocks() -> None:

@@ -253,7 +253,8 @@ def _beaten(job: Job, request: PlanRequest, placement: Placement, tally: Tally, 
         if ON_CPU in numbers:
             continue
         tally.counts["ways tried to be evener by hand"] += 1
-        seen = replay(job.profile.trace, [Seat(number) for number in numbers], [UNLIMITED_BYTES] * len(sizes)).devices
+        seats, unlimited = [Seat(number) for number in numbers], [UNLIMITED_BYTES] * len(sizes)
+        seen = replay(job.profile.trace, seats, unlimited, min(numbers)).devices
         uses = [
             (device.peak.reserved_bytes + runtime_overhead_bytes("cuda", size)) / size if index in numbers else 0
             for index, (device, size) in enumerate(zip(seen, sizes, strict=True))
@@ -285,7 +286,8 @@ def _differences(job: Job, budgets: Budgets, placement: Placement, tally: Tally)
         kind = "out of memory" if unlimited.failure is None else "does not run"
         yield f"{kind}: {seen.failure.phase} {seen.failure.module} {seen.failure.error}"
         return
-    played = replay(job.profile.trace, _seats(placement), [UNLIMITED_BYTES] * len(capacities))
+    main = placement.main_device.index or 0
+    played = replay(job.profile.trace, _seats(placement), [UNLIMITED_BYTES] * len(capacities), main)
     for device, size in budgets:
         if device.is_accelerator and device in placement.devices:
             in_table = placement.memory(device).peak_bytes - runtime_overhead_bytes(device.kind, size)
@@ -334,7 +336,7 @@ def _missed(job: Job, request: PlanRequest, tally: Tally, random: Random) -> Ite
         tally.counts["cuts tried by hand"] += 1
         main = min(number for number in numbers if number != ON_CPU)
         seats = [Seat(main, is_offloaded=True) if number == ON_CPU else Seat(number) for number in numbers]
-        if replay(job.profile.trace, seats, left).failure is not None:
+        if replay(job.profile.trace, seats, left, main).failure is not None:
             continue
         if _is_rehearsed(job, request, numbers):
             yield f"refused though it fits: {_in_short(numbers)}"
