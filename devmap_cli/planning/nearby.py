@@ -77,36 +77,41 @@ def nearby_offloading(task: Task, limit: int) -> Iterator[list[Run]]:
 def _around_windows(task: Task) -> Iterator[tuple[float, list[Run]]]:
     """The highest use with each window of blocks offloaded, and the runs, in a few orders of the accelerators."""
     num_blocks = len(task.costs)
+    orders = {tuple(room.device for room in order): order for order in _few_orders(task.accelerators)}.values()
     step = next(step for step in count(1) if (num_blocks // step) ** 2 <= 2 * _MAX_WINDOWS)
     for start in range(0, num_blocks, step):
         for stop in [*range(start + step, num_blocks, step), num_blocks]:
             away = offloaded(task, start, stop)
             if away is None or stop - start == num_blocks:
                 break
-            rest, rooms = task.costs.without(start, stop), _with_computing(task, start, stop)
-            for order in {tuple(room.device for room in order): order for order in _few_orders(rooms)}.values():
-                segments = balanced(rest, order)
+            rest = task.costs.without(start, stop)
+            for order in orders:
+                segments = balanced(rest, _with_computing(task, order, start, stop))
                 if segments is not None:
                     yield float(segments.highest_use(rest)), [*runs_around(segments, start, stop, _REASON), *away]
 
 
 def _few_orders(rooms: Sequence[Room]) -> Iterator[Sequence[Room]]:
-    """As given, the other way round, and with the first one, which is apt to be the main one, behind the others."""
+    """As given, the other way round, with the first one, which is apt to be the main one, last, and the largest alone.
+
+    What is offloaded computes on the main one, which may need more memory than all but the largest have.
+    """
     yield rooms
     yield rooms[::-1]
     yield [*rooms[1:], rooms[0]]
+    yield [max(rooms, key=lambda room: room.budget_bytes - room.overhead_bytes)]
 
 
-def _with_computing(task: Task, start: int, stop: int) -> list[Room]:
-    """The accelerators with a little more than they have, the main one with what it computes for offloaded blocks.
+def _with_computing(task: Task, accelerators: Sequence[Room], start: int, stop: int) -> list[Room]:
+    """Accelerators with a little more than they have, the main one with what it computes for offloaded blocks.
 
     Each of these comes there while it runs.
     """
-    main = main_device(room.device for room in task.accelerators)
+    main = main_device(room.device for room in accelerators)
     blocks = [task.blocks[task.free[index]] for index in range(start, stop)]
     kv_cache = sum(block.kv_cache_bytes for block in blocks)
     transient = max(block.largest_transient_bytes + block.streamed_bytes for block in blocks)
-    rooms = [replace(room, budget_bytes=int(_MOST_OVER * room.budget_bytes)) for room in task.accelerators]
+    rooms = [replace(room, budget_bytes=int(_MOST_OVER * room.budget_bytes)) for room in accelerators]
     return [
         room
         if room.device != main

@@ -66,5 +66,13 @@ def test_what_passes_through_counts_with_the_block_that_it_belongs_to() -> None:
     ]
 
 
+def test_what_is_offloaded_may_compute_on_the_largest_device_alone() -> None:
+    # the first block passes through with 25, for which device 0 has room; with the other one on device 1 that is the
+    # only one that is used, and it passes through there
+    task = task_of([(5, 0, 20), (1, 0, 0)], {Device("cuda", 0): 40, Device("cuda", 1): 12, CPU: 5})
+    tried = [[(run.device, run.start, run.stop) for run in runs] for runs in nearby_offloading(task, 9)]
+    assert [(Device("cuda", 0), 1, 2), (CPU, 0, 1)] in tried
+
+
 def test_without_cpu_or_disk_nothing_is_offloaded() -> None:
     assert not list(nearby_offloading(task_of([(1, 0, 0)], {Device("cuda", 0): 5}), 9))
