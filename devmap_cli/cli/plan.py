@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapFile
     from devmap_cli.model.spec import ModelSpec
+    from devmap_cli.planning.means import PlanRequest
     from devmap_cli.planning.nouns import Infeasible, Placement
-    from devmap_cli.planning.planner import PlanRequest
 
 
 def plan(
@@ -124,9 +124,9 @@ def plan(
     from devmap_cli.mapfile import write_map
     from devmap_cli.model.load import load_spec
     from devmap_cli.planning.mapping import map_file
+    from devmap_cli.planning.means import PlanRequest
     from devmap_cli.planning.nouns import Infeasible
     from devmap_cli.planning.pins import load_rules, parse_pin, parse_weights
-    from devmap_cli.planning.planner import PlanRequest
 
     _check_targets(strategy, output, report)
     _check_questions(strategy, solve=solve, gpus=gpus, how_many=how_many, output=output, weights_only=weights_only)

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from devmap_cli.devices.device import Device
     from devmap_cli.mapfile import MapWorkload
     from devmap_cli.model.spec import ModelSpec
+    from devmap_cli.planning.means import PlanRequest
     from devmap_cli.planning.nouns import Infeasible, Placement
     from devmap_cli.planning.pace import Pace
-    from devmap_cli.planning.planner import PlanRequest
     from devmap_cli.planning.profile import Profile
     from devmap_cli.planning.profiling import Profiler
 

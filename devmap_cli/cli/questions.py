@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from devmap_cli.devices.cards import Card
     from devmap_cli.devices.device import Device
     from devmap_cli.model.spec import ModelSpec
+    from devmap_cli.planning.means import PlanRequest
     from devmap_cli.planning.nouns import Infeasible, Placement
-    from devmap_cli.planning.planner import PlanRequest
     from devmap_cli.planning.searching import Largest
 
 _MAX_CARDS = 256

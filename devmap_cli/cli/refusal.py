@@ -26,7 +26,7 @@ from devmap_cli.units import format_bytes
 
 if TYPE_CHECKING:
     from devmap_cli.cli.planning import Planning
-    from devmap_cli.planning.planner import PlanRequest
+    from devmap_cli.planning.means import PlanRequest
 
 _NOT_REPEATED = ("model", "--max-memory", "--gpus", "--solve", "--report", "--explain", "--json")
 _UNITS = {"GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20, "B": 1}

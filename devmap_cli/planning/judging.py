@@ -93,14 +93,16 @@ class Replaying:
         missing = _lacking(devices, held, capacities) or {devices[short]: max(1, margins[short])}
         return Verdict(missing, memory, is_close=whole.failure is None)
 
-    def peak_bytes(self, device: Device, budget_bytes: int, blocks: Sequence[int], *, is_main: bool) -> int | None:
+    def peak_bytes(
+        self, device: Device, budget_bytes: int, blocks: Sequence[int], *, is_main: bool, away: Sequence[int] = ()
+    ) -> int | None:
         """The peak of an accelerator that holds these blocks and no others, in bytes; None where it has no room.
 
-        With `is_main` it is the main device of a placement.
+        With `is_main` it is the main device of a placement, and computes for the blocks `away` too.
         """
         room = budget_bytes - self.beside_bytes(device, budget_bytes)
         capacity = max(0, room - margin_bytes(budget_bytes))
-        seen = self._replays.alone(blocks, capacity, is_main=is_main)
+        seen = self._replays.alone(blocks, capacity, is_main=is_main, away=away)
         if seen is None:
             return None
         reserved = seen.peak.reserved_bytes

@@ -13,7 +13,7 @@ from devmap_cli.planning.nouns import Placement
 from devmap_cli.planning.transfers import transfers
 
 if TYPE_CHECKING:
-    from devmap_cli.planning.planner import PlanRequest
+    from devmap_cli.planning.means import PlanRequest
 
 
 def map_file(spec: ModelSpec, request: PlanRequest, placement: Placement) -> MapFile:

@@ -8,9 +8,9 @@ from heapq import nsmallest
 from itertools import combinations_with_replacement, count, pairwise, permutations
 from math import comb
 
-from devmap_cli.devices.device import main_device
 from devmap_cli.planning.auto import offloaded
 from devmap_cli.planning.costs import Room
+from devmap_cli.planning.orders import few_orders
 from devmap_cli.planning.partition import balanced
 from devmap_cli.planning.task import Run, Task, runs_around
 
@@ -77,7 +77,7 @@ def nearby_offloading(task: Task, limit: int) -> Iterator[list[Run]]:
 def _around_windows(task: Task) -> Iterator[tuple[float, list[Run]]]:
     """The highest use with each window of blocks offloaded, and the runs, in a few orders of the accelerators."""
     num_blocks = len(task.costs)
-    orders = {tuple(room.device for room in order): order for order in _few_orders(task.accelerators)}.values()
+    orders = few_orders(task.accelerators)
     step = next(step for step in count(1) if (num_blocks // step) ** 2 <= 2 * _MAX_WINDOWS)
     for start in range(0, num_blocks, step):
         for stop in [*range(start + step, num_blocks, step), num_blocks]:
@@ -86,40 +86,13 @@ def _around_windows(task: Task) -> Iterator[tuple[float, list[Run]]]:
                 break
             rest = task.costs.without(start, stop)
             for order in orders:
-                segments = balanced(rest, _with_computing(task, order, start, stop))
+                rooms = task.computing(order, start, stop)
+                segments = balanced(
+                    rest, [replace(room, budget_bytes=int(_MOST_OVER * room.budget_bytes)) for room in rooms]
+                )
                 if segments is not None:
                     yield float(segments.highest_use(rest)), [*runs_around(segments, start, stop, _REASON), *away]
 
 
-def _few_orders(rooms: Sequence[Room]) -> Iterator[Sequence[Room]]:
-    """As given, the other way round, with the first one, which is apt to be the main one, last, and the largest alone.
-
-    What is offloaded computes on the main one, which may need more memory than all but the largest have.
-    """
-    yield rooms
-    yield rooms[::-1]
-    yield [*rooms[1:], rooms[0]]
-    yield [max(rooms, key=lambda room: room.budget_bytes - room.overhead_bytes)]
-
-
-def _with_computing(task: Task, accelerators: Sequence[Room], start: int, stop: int) -> list[Room]:
-    """Accelerators with a little more than they have, the main one with what it computes for offloaded blocks.
-
-    Each of these comes there while it runs.
-    """
-    main = main_device(room.device for room in accelerators)
-    blocks = [task.blocks[task.free[index]] for index in range(start, stop)]
-    kv_cache = sum(block.kv_cache_bytes for block in blocks)
-    transient = max(block.largest_transient_bytes + block.streamed_bytes for block in blocks)
-    rooms = [replace(room, budget_bytes=int(_MOST_OVER * room.budget_bytes)) for room in accelerators]
-    return [
-        room
-        if room.device != main
-        else replace(
-            room,
-            held_resident_bytes=room.held_resident_bytes + kv_cache,
-            held_transient_bytes=max(room.held_transient_bytes, transient),
-            is_held=True,
-        )
-        for room in rooms
-    ]
+def _grown(room: Room) -> Room:
+    return replace(room, budget_bytes=int(_MOST_OVER * room.budget_bytes))

@@ -3,72 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from itertools import count, islice
+from dataclasses import replace
+from itertools import chain, count, islice
 from typing import TYPE_CHECKING
 
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.capability import Capability, capability_of, lowest_capability, matmul_workspace_bytes
 from devmap_cli.devices.device import DISK, Device, main_device
-from devmap_cli.devices.runtime import runtime_overhead_bytes
-from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.quantization.scheme import needs_accelerator, off_gpu
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of
-from devmap_cli.planning.judging import Arithmetic, Judge, Rehearsing, Replaying, Verdict
+from devmap_cli.planning.judging import Judge, Verdict
 from devmap_cli.planning.mapping import places_of
+from devmap_cli.planning.means import Means, PlanRequest, needs
 from devmap_cli.planning.nearby import nearby, nearby_offloading
 from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.pace import Pace
-from devmap_cli.planning.pins import Pin, apply_pins
+from devmap_cli.planning.pins import apply_pins
 from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.recutting import recut
+from devmap_cli.planning.refilling import Limited, offloading, on_accelerators
 from devmap_cli.planning.searching import smallest
 from devmap_cli.planning.shortage import disk_alone, reason_of
 from devmap_cli.planning.strategies import EVEN, plan, plan_offloading
 from devmap_cli.planning.task import Run, Task
 
 if TYPE_CHECKING:
-    from devmap_cli.devices.cards import Card
+    pass
 
 _FINENESS = 4096
 """What is kept free grows by at least this part of a budget."""
 _MAX_STREAM_LIMITS = 3
 _MAX_CONFIRMED = 4
-_LEAST_NEARBY, _MOST_NEARBY, _NEARBY_EVENTS = 16, 160, 400_000
-"""So many placements are tried that nearly fit: more where a trace has few events, so that they take little time."""
+_LESS_LOOKS = 8
+"""Part of that where there is a placement already, which offloads."""
 _MAX_GROWTHS, _GROWTH_FINENESS, _LEAST_GROWTH_BYTES = 14, 256, 1 << 20
 """How often a budget is tried that is larger, and by which part of it at least, twice as much each time."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """All that a plan depends on, besides the model.
-
-    `weights_only` lets budgets cap weights alone, as accelerate's max_memory does. `cards` are those of the
-    accelerators, as far as they are known.
-    """
-
-    strategy: str
-    budgets: Budgets
-    workload: MapWorkload
-    pins: tuple[Pin, ...] = ()
-    gpu_weights: Mapping[Device, Fraction] = field(default_factory=dict)
-    weights_only: bool = False
-    cards: Mapping[Device, Card] = field(default_factory=dict)
-
-    @property
-    def capability(self) -> Capability:
-        """The lowest of the cards', by which all are planned for."""
-        return lowest_capability(self.cards.values())
-
-    @property
-    def more_workspace_bytes(self) -> dict[Device, int]:
-        """What the matrix library takes of accelerators beyond what it takes of the lowest card."""
-        least = matmul_workspace_bytes(self.capability)
-        sizes = {device: matmul_workspace_bytes(capability_of(card)) for device, card in self.cards.items()}
-        return {device: size - least for device, size in sizes.items() if size > least}
 
 
 def make_plan(
@@ -97,7 +66,7 @@ def make_plan(
     only_accelerators = off_gpu(spec.quantization)
     if only_accelerators is not None and request.budgets.accelerators:
         request = replace(request, budgets=request.budgets.without_tiers())
-    blocks, means = _needs(spec, request, profile, missing, pace, is_probe=is_probe)
+    blocks, means = needs(spec, request, profile, missing, pace, is_probe=is_probe)
     if confirm is not None:
         means = replace(means, confirm=lambda placement: confirm(places_of(spec, placement)))
     answer = _Planner(request, apply_pins(blocks, request.pins, spec), means).plan()
@@ -106,74 +75,10 @@ def make_plan(
     return answer
 
 
-def _needs(
-    spec: ModelSpec,
-    request: PlanRequest,
-    profile: Profile | None,
-    missing: Callable[[Mapping[str, Device]], Mapping[Device, int]] | None,
-    pace: Pace | None,
-    *,
-    is_probe: bool,
-) -> tuple[tuple[Block, ...], _Means]:
-    """The blocks with what counts of their needs, and what they are planned by."""
-    if request.weights_only:
-        blocks = tuple(replace(block, kv_cache_bytes=0, streamed_bytes=0) for block in blocks_of(spec, 0, 1))
-        return blocks, _Means(Arithmetic(), is_probe=is_probe)
-    workload = request.workload
-    blocks = blocks_of(spec, workload.prompt_tokens + workload.max_new_tokens, workload.batch_size)
-    means = _Means(Arithmetic(), 0, request.more_workspace_bytes, pace, is_probe)
-    if profile is not None:
-        blocks = profile.blocks(blocks)
-        judge = Replaying(profile, request.more_workspace_bytes)
-        num_nearby = max(_LEAST_NEARBY, min(_MOST_NEARBY, _NEARBY_EVENTS // max(1, profile.trace.num_events)))
-        means = replace(means, judge=judge, shared_bytes=profile.shared_bytes, num_nearby=num_nearby, replaying=judge)
-        if missing is not None:
-            rehearsing = Rehearsing(judge, lambda placement: missing(places_of(spec, placement)))
-            means = replace(means, judge=rehearsing, unrehearsed=judge)
-    return blocks, means
-
-
-@dataclass(frozen=True, slots=True)
-class _Means:
-    """What a planner plans by.
-
-    Args:
-        judge: says whether a placement fits.
-        shared_bytes: what a device takes once for all its blocks; None where that and the runtime don't count.
-        more_bytes: what some devices take beyond that.
-        pace: tells how fast a placement is.
-        is_probe: that only whether anything fits is asked.
-        num_nearby: how many placements are tried that are a little over the budgets at first sight.
-        unrehearsed: says it for other budgets too, where `judge` rehearses and so knows those of the request alone.
-        confirm: rehearses what fits but for a margin, and tells what devices lack.
-        replaying: replays single devices too.
-    """
-
-    judge: Judge
-    shared_bytes: int | None = None
-    more_bytes: Mapping[Device, int] = field(default_factory=dict)
-    pace: Pace | None = None
-    is_probe: bool = False
-    num_nearby: int = _LEAST_NEARBY
-    unrehearsed: Judge | None = None
-    confirm: Callable[[Placement], Mapping[Device, int]] | None = None
-    replaying: Replaying | None = None
-
-    def overhead(self, budgets: Budgets) -> dict[Device, int]:
-        """What each accelerator takes beside its blocks, in bytes."""
-        if self.shared_bytes is None:
-            return {}
-        return {
-            device: runtime_overhead_bytes(device.kind, budget) + self.shared_bytes + self.more_bytes.get(device, 0)
-            for device, budget in budgets
-            if device.is_accelerator
-        }
-
-
 class _Planner:
     """Plans, has it judged, and plans again with room kept for what was missing."""
 
-    def __init__(self, request: PlanRequest, blocks: tuple[Block, ...], means: _Means) -> None:
+    def __init__(self, request: PlanRequest, blocks: tuple[Block, ...], means: Means) -> None:
         self._request = request
         self._blocks = blocks
         self._means = means
@@ -203,7 +108,7 @@ class _Planner:
         request = self._request
         answer = self._plan_judged(request.strategy)
         if request.budgets.accelerators and not self._means.is_probe and _is_short(answer):
-            answer = self._nearby(answer) or answer
+            answer = self._searched(answer) or answer
         if _is_short(answer):
             answer = self._confirmed(answer) or answer
         if isinstance(answer, Infeasible):
@@ -217,15 +122,30 @@ class _Planner:
                 return replace(other, strategy=request.strategy)
         return answer
 
-    def _nearby(self, answer: Placement | Infeasible) -> Placement | None:
-        """A placement that is over the budgets at first sight, and judged to fit: if need be, one that offloads."""
+    def _searched(self, answer: Placement | Infeasible) -> Placement | None:
+        """A placement that sums don't find: one that offloads nothing, else one that is better than the answer."""
         request, limit = self._request, self._means.num_nearby
+        known = answer if isinstance(answer, Placement) else None
         alone = Task.of(self._blocks, request.budgets.without_tiers(), self._overhead, request.gpu_weights)
-        found = self._judged(self._fitting(alone, nearby(alone, limit)))
-        if found is not None or isinstance(answer, Placement):
-            return found
         task = Task.of(self._blocks, request.budgets, self._overhead, request.gpu_weights)
-        return self._judged(sorted(self._fitting(task, nearby_offloading(task, limit)), key=self._slowness))
+        tried: Iterator[list[Run]] = nearby(alone, limit)
+        offloaded: Iterator[list[Run]] = iter(())
+        if self._means.replaying is not None:
+            replaying, in_order = self._means.replaying, request.strategy == "sequential"
+            num_looks = self._means.num_looks // (_LESS_LOOKS if known and not in_order else 1)
+            tried = chain(on_accelerators(alone, Limited(replaying, num_looks)), tried)
+            offloaded = offloading(task, Limited(replaying, num_looks), known, in_order=in_order)
+        found = self._judged(self._fitting(alone, tried))
+        if found is not None:
+            return found
+        if known is None:
+            offloaded = chain(offloaded, nearby_offloading(task, limit))
+        better = sorted(self._fitting(task, offloaded), key=self._price)
+        return self._judged(each for each in better if known is None or self._price(each) < self._price(known))
+
+    def _price(self, placement: Placement) -> tuple[float, int]:
+        """What of two placements with offloaded blocks the better one has less of."""
+        return self._slowness(placement) if self._request.strategy == "auto" else (0.0, placement.offloaded_bytes)
 
     def _judged(self, placements: Iterable[Placement]) -> Placement | None:
         """The first of a few that the judge lets pass too, if it rehearses."""

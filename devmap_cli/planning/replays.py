@@ -36,11 +36,18 @@ class Replays:
                 self._unlimited[parts[device]] = seen
         return [self._unlimited[part] for part in parts]
 
-    def alone(self, blocks: Iterable[int], capacity: int, *, is_main: bool) -> DeviceRehearsal | None:
-        """What a device holds with these blocks and no others; None where `capacity` (bytes) is not enough."""
+    def alone(
+        self, blocks: Iterable[int], capacity: int, *, is_main: bool, away: Iterable[int] = ()
+    ) -> DeviceRehearsal | None:
+        """What a device holds with these blocks and no others; None where `capacity` (bytes) is not enough.
+
+        It computes for the blocks `away` too, which are offloaded.
+        """
         seats: list[Seat | None] = [None] * self.trace.num_blocks
         for block in blocks:
             seats[block] = Seat(0)
+        for block in away:
+            seats[block] = Seat(0, is_offloaded=True)
         main = 0 if is_main else None
         (seen,) = self.unlimited(seats, 1, main)
         if seen.most_reserved_bytes <= capacity:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from math import lcm
 
 from devmap_cli.devices.budgets import Budgets
-from devmap_cli.devices.device import Device
+from devmap_cli.devices.device import Device, main_device
 from devmap_cli.planning.costs import Room, SegmentCosts
 from devmap_cli.planning.nouns import Block, Decision, Placement
 from devmap_cli.planning.partition import Segments
@@ -70,6 +70,27 @@ class Task:
     def rooms(self) -> tuple[Room, ...]:
         """Accelerators, then cpu and disk."""
         return (*self.accelerators, *self.tiers)
+
+    def computing(self, rooms: Sequence[Room], start: int, stop: int) -> list[Room]:
+        """Accelerators, the main one with what it computes for the free blocks [start, stop) that are offloaded.
+
+        Each of these comes there while it runs.
+        """
+        main = main_device(room.device for room in rooms)
+        blocks = [self.blocks[index] for index in self.free[start:stop]]
+        kv_cache = sum(block.kv_cache_bytes for block in blocks)
+        transient = max((block.largest_transient_bytes + block.streamed_bytes for block in blocks), default=0)
+        return [
+            room
+            if room.device != main or not blocks
+            else replace(
+                room,
+                held_resident_bytes=room.held_resident_bytes + kv_cache,
+                held_transient_bytes=max(room.held_transient_bytes, transient),
+                is_held=True,
+            )
+            for room in rooms
+        ]
 
     def placement(self, strategy: str, runs: Sequence[Run]) -> Placement:
         """The placement that `runs` and the pins make."""

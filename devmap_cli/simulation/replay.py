@@ -162,11 +162,17 @@ class _Player:
             Event.EMPTY: self._empty,
         }
         rare = {int(event): play for event, play in rare.items()}  # members hash by name
+        devices, live, cut_towers = self._devices, self._live, self._cut_towers
         for event, first, second in events:
             if event == allocate:
-                self._allocate(first, second)
+                if devices[first] == _ELSEWHERE and first not in cut_towers:
+                    self._count += 1
+                    self._source = None
+                else:
+                    self._allocate(first, second)
             elif event == free:
-                self._free(first)
+                if first in live:
+                    self._free(first)
             else:
                 rare[event](first, second)
 
@@ -188,11 +194,10 @@ class _Player:
         self._live[number] = source
 
     def _free(self, number: int) -> None:
-        shared = self._live.pop(number, None)
-        if shared is not None:
-            shared.num_uses -= 1
-            if not shared.num_uses:
-                self._allocators[shared.device].free(shared.block)
+        shared = self._live.pop(number)
+        shared.num_uses -= 1
+        if not shared.num_uses:
+            self._allocators[shared.device].free(shared.block)
 
     def _copy(self, number: int, _: int) -> None:
         self._source = self._live.get(number)

@@ -13,8 +13,9 @@ from devmap_cli.devices.device import CPU, DISK, Device
 from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.load import load_spec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
+from devmap_cli.planning.means import PlanRequest
 from devmap_cli.planning.nouns import Placement
-from devmap_cli.planning.planner import PlanRequest, make_plan
+from devmap_cli.planning.planner import make_plan
 from devmap_cli.planning.strategies import STRATEGIES
 from devmap_cli.simulation.backend import simulated_devices
 from devmap_cli.simulation.rehearsal import Rehearsal, rehearse

@@ -11,9 +11,10 @@ from devmap_cli.devices.device import CPU, DISK, Device
 from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
 from devmap_cli.planning.mapping import map_file
+from devmap_cli.planning.means import PlanRequest
 from devmap_cli.planning.nouns import Infeasible, Placement
 from devmap_cli.planning.pins import Pin
-from devmap_cli.planning.planner import PlanRequest, make_plan
+from devmap_cli.planning.planner import make_plan
 from devmap_cli.planning.profile import Profile
 from devmap_cli.simulation.trace import Trace
 

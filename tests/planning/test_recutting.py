@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations_with_replacement, pairwise
 
@@ -17,35 +17,11 @@ from devmap_cli.planning.nouns import Block, MemoryBreakdown, Placement
 from devmap_cli.planning.recutting import recut
 from devmap_cli.planning.strategies import plan
 from devmap_cli.planning.task import Task
+from tests.support.peaks import Seen
 
 GAIN = Fraction(2049, 2048)
 """What a better placement must be better by."""
 Cuts = tuple[int, ...]
-
-
-@dataclass
-class Seen:
-    """What devices really take: for each block more than is planned with, and something for the largest one."""
-
-    blocks: Sequence[Block]
-    more: Sequence[tuple[int, int]]
-    looks: int = 0
-
-    def beside_bytes(self, device: Device, budget_bytes: int) -> int:  # noqa: ARG002 - of the protocol
-        return 3
-
-    def peak_bytes(
-        self,
-        device: Device,  # noqa: ARG002 - of the protocol
-        budget_bytes: int,
-        blocks: Sequence[int],
-        *,
-        is_main: bool = False,  # noqa: ARG002
-    ) -> int | None:
-        self.looks += 1
-        held = sum(self.blocks[index].resident_bytes + self.more[index][0] for index in blocks)
-        peak = 3 + held + max((self.more[index][1] for index in blocks), default=0)
-        return peak if peak <= budget_bytes else None
 
 
 @st.composite

@@ -18,8 +18,9 @@ from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.load import load_spec
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
+from devmap_cli.planning.means import PlanRequest
 from devmap_cli.planning.nouns import Placement
-from devmap_cli.planning.planner import PlanRequest, make_plan
+from devmap_cli.planning.planner import make_plan
 from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.profiling import Profiler
 from devmap_cli.planning.strategies import STRATEGIES

@@ -15,8 +15,8 @@ from devmap_cli.cli.budgeting import budgets_from_options
 from devmap_cli.cli.planning import Planning
 from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.load import load_spec
+from devmap_cli.planning.means import PlanRequest
 from devmap_cli.planning.nouns import Infeasible, Placement
-from devmap_cli.planning.planner import PlanRequest
 from tests.support.processes import Outcome
 from tests.support.reported import REPORTED
 from tests.support.toys import write_config

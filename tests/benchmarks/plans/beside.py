@@ -23,8 +23,9 @@ from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.names import join, parent
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of
+from devmap_cli.planning.means import PlanRequest
 from devmap_cli.planning.nouns import Infeasible
-from devmap_cli.planning.planner import PlanRequest, make_plan
+from devmap_cli.planning.planner import make_plan
 from tests.benchmarks.plans.optimum import Optimum
 
 CONFIGS = Path(__file__).parents[3].parent / "shared" / "corpus" / "configs"

@@ -27,10 +27,11 @@ from devmap_cli.mapfile import MapWorkload
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
 from devmap_cli.planning.mapping import places_of
+from devmap_cli.planning.means import PlanRequest
 from devmap_cli.planning.nouns import Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import Pin
-from devmap_cli.planning.planner import PlanRequest, make_plan
+from devmap_cli.planning.planner import make_plan
 from devmap_cli.planning.profile import Profile
 from devmap_cli.planning.profiling import Profiler
 from devmap_cli.planning.strategies import STRATEGIES
