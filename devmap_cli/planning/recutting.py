@@ -14,6 +14,8 @@ from devmap_cli.planning.task import Run, Task, percent
 _GAIN = Fraction(1, 2048)
 """Cuts are moved for a highest use that is lower by this part at least."""
 _MAX_ROUNDS = 16
+_SMALL_BYTES, _MAX_CLIMB = 1 << 30, 3
+"""Up to such a peak, the segments that an allocator reserves matter, so that cuts so many blocks away are tried too."""
 
 
 def recut(task: Task, placement: Placement, peaks: Peaks) -> list[Run] | None:
@@ -101,6 +103,26 @@ def _lowered(parts: Parts, rooms: Sequence[Room], cuts: Cuts) -> Cuts:
         near = _moved(parts, rooms, best, use)
         best = near if parts.highest_use(rooms, near) <= use else filled
         highest = parts.highest_use(rooms, best)
+    spans = zip(rooms, pairwise(best), strict=True)
+    is_small = all((parts.peak(room, *span) or 0) < _SMALL_BYTES for room, span in spans)
+    return _climbed(parts, rooms, best) if is_small else best
+
+
+def _climbed(parts: Parts, rooms: Sequence[Room], cuts: Cuts) -> Cuts:
+    """Cuts with a lower highest use that others lead to, each a little away, for where fewer blocks can take more."""
+    best, highest = cuts, parts.highest_use(rooms, cuts)
+    for _ in range(_MAX_ROUNDS):
+        moved = [
+            [*best[:index], best[index] + by, *best[index + 1 :]]
+            for index in range(1, len(best) - 1)
+            for by in range(-_MAX_CLIMB, _MAX_CLIMB + 1)
+            if best[index - 1] <= best[index] + by <= best[index + 1]
+        ]
+        found = min(moved, key=lambda cuts: parts.highest_use(rooms, cuts), default=best)
+        use = parts.highest_use(rooms, found)
+        if use > highest * (1 - _GAIN):
+            break
+        best, highest = found, use
     return best
 
 
