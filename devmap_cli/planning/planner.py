@@ -84,6 +84,7 @@ class _Planner:
         self._means = means
         self._overhead = means.overhead(request.budgets)
         self._close: dict[tuple[Device, ...], Placement] = {}
+        self._verdicts: dict[tuple[bool, tuple[Device, ...]], Verdict] = {}
 
     def plan(self) -> Placement | Infeasible:
         """Plan by what blocks add up to, then move cuts by what devices are seen to take."""
@@ -167,8 +168,11 @@ class _Planner:
                 yield replace(placement, measured=verdict.memory)
 
     def _verdict(self, judge: Judge, placement: Placement) -> Verdict:
-        """A judge's verdict; what fits but for a margin is remembered."""
-        verdict = judge.verdict(placement, self._request.budgets)
+        """A judge's verdict, once for each placement; what fits but for a margin is remembered."""
+        key = judge is self._means.judge, placement.devices
+        if key in self._verdicts:
+            return self._verdicts[key]
+        verdict = self._verdicts[key] = judge.verdict(placement, self._request.budgets)
         if verdict.is_close:
             close = replace(placement, budgets=self._request.budgets, measured=verdict.memory)
             self._close.setdefault(placement.devices, close)
@@ -280,7 +284,7 @@ class _Planner:
                 return replace(answer, budgets=budgets, measured=verdict.memory)
             for device, missing in verdict.missing.items():
                 unseen = budgets.get(device) + missing - self._counted(answer, device)
-                step = 1 + budgets.get(device) // _FINENESS << number
+                step = 1 + budgets.get(device) // _FINENESS << (2 * number if answer.offloaded_bytes else number)
                 kept[device] = max(unseen, kept.get(device, 0) + step)
         raise AssertionError("counting does not end")
 
