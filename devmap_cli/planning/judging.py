@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Protocol
@@ -61,6 +62,13 @@ class Replaying:
     def __init__(self, profile: Profile, more_bytes: Mapping[Device, int] = MappingProxyType({})) -> None:
         self._replays = Replays(profile.trace)
         self._more_bytes = more_bytes
+        self._keeps_margin = True
+
+    def without_margin(self) -> Replaying:
+        """The same, but that peaks may be as high as budgets."""
+        other = copy(self)
+        other._keeps_margin = False
+        return other
 
     def verdict(self, placement: Placement, budgets: Budgets) -> Verdict:
         """What each accelerator lacks for all phases of the run."""
@@ -101,7 +109,7 @@ class Replaying:
         With `is_main` it is the main device of a placement, and computes for the blocks `away` too.
         """
         room = budget_bytes - self.beside_bytes(device, budget_bytes)
-        capacity = max(0, room - margin_bytes(budget_bytes))
+        capacity = max(0, room - margin_bytes(budget_bytes)) if self._keeps_margin else room
         seen = self._replays.alone(blocks, capacity, is_main=is_main, away=away)
         if seen is None:
             return None

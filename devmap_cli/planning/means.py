@@ -24,10 +24,8 @@ from devmap_cli.planning.profile import Profile
 if TYPE_CHECKING:
     from devmap_cli.devices.cards import Card
 
-_LEAST_NEARBY, _MOST_NEARBY, _NEARBY_EVENTS = 16, 160, 400_000
-"""So many placements are tried that nearly fit: more where a trace has few events, so that they take little time."""
 _LEAST_LOOKS, _MOST_LOOKS, _LOOKED_EVENTS = 40, 1000, 1_500_000
-"""So many parts of placements are replayed, likewise."""
+"""So many parts of placements are replayed: more where a trace has few events, so that they take little time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,6 @@ class Means:
         more_bytes: what some devices take beyond that.
         pace: tells how fast a placement is.
         is_probe: that only whether anything fits is asked.
-        num_nearby: how many placements are tried that are a little over the budgets at first sight.
         num_looks: how many parts of placements are replayed for the sake of one that sums don't find.
         unrehearsed: says it for other budgets too, where `judge` rehearses and so knows those of the request alone.
         confirm: rehearses what fits but for a margin, and tells what devices lack.
@@ -81,7 +78,6 @@ class Means:
     more_bytes: Mapping[Device, int] = field(default_factory=dict)
     pace: Pace | None = None
     is_probe: bool = False
-    num_nearby: int = _LEAST_NEARBY
     num_looks: int = 0
     unrehearsed: Judge | None = None
     confirm: Callable[[Placement], Mapping[Device, int]] | None = None
@@ -118,10 +114,9 @@ def needs(
         blocks = profile.blocks(blocks)
         judge = Replaying(profile, request.more_workspace_bytes)
         num_events = max(1, profile.trace.num_events)
-        num_nearby = max(_LEAST_NEARBY, min(_MOST_NEARBY, _NEARBY_EVENTS // num_events))
         num_looks = max(_LEAST_LOOKS, min(_MOST_LOOKS, _LOOKED_EVENTS // num_events))
         means = replace(means, judge=judge, shared_bytes=profile.shared_bytes, replaying=judge)
-        means = replace(means, num_nearby=num_nearby, num_looks=num_looks)
+        means = replace(means, num_looks=num_looks)
         if missing is not None:
             rehearsing = Rehearsing(judge, lambda placement: missing(places_of(spec, placement)))
             means = replace(means, judge=rehearsing, unrehearsed=judge)

@@ -133,14 +133,3 @@ def num_used(segments: Segments) -> int:
         for room, (start, stop) in zip(segments.rooms, pairwise(segments.cuts), strict=True)
         if stop > start or room.is_held
     )
-
-
-def few_orders(rooms: Sequence[Room]) -> list[tuple[Room, ...]]:
-    """A few orders of accelerators that offload: as given, the other way round, and so on.
-
-    What is offloaded computes on the main one, apt to be the first: so there is one with that last, and one of the
-    largest alone, as it may need more memory than all others have.
-    """
-    largest = max(rooms, key=lambda room: room.budget_bytes - room.overhead_bytes)
-    orders = [tuple(rooms), tuple(rooms[::-1]), (*rooms[1:], rooms[0]), (largest,)]
-    return list({tuple(room.device for room in order): order for order in orders}.values())

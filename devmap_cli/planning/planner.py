@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, count, islice
+from itertools import count, islice
 from typing import TYPE_CHECKING
 
 from devmap_cli.devices.budgets import Budgets
@@ -12,10 +12,9 @@ from devmap_cli.devices.device import DISK, Device, main_device
 from devmap_cli.model.quantization.scheme import needs_accelerator, off_gpu
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of
-from devmap_cli.planning.judging import Judge, Verdict
+from devmap_cli.planning.judging import Judge, Replaying, Verdict
 from devmap_cli.planning.mapping import places_of
 from devmap_cli.planning.means import Means, PlanRequest, needs
-from devmap_cli.planning.nearby import nearby, nearby_offloading
 from devmap_cli.planning.nouns import Block, Infeasible, Placement
 from devmap_cli.planning.pace import Pace
 from devmap_cli.planning.pins import apply_pins
@@ -125,24 +124,31 @@ class _Planner:
 
     def _searched(self, answer: Placement | Infeasible) -> Placement | None:
         """A placement that sums don't find: one that offloads nothing, else one that is better than the answer."""
-        request, limit = self._request, self._means.num_nearby
-        known = answer if isinstance(answer, Placement) else None
+        replaying, known = self._means.replaying, answer if isinstance(answer, Placement) else None
+        if replaying is None:
+            return None
+        found = self._filled(replaying, known)
+        if found is None and self._means.confirm is not None:
+            return self._filled(replaying.without_margin(), known)  # what fits but for that is remembered
+        return found
+
+    def _filled(self, replaying: Replaying, known: Placement | None) -> Placement | None:
+        """The same, with devices filled as they are replayed."""
+        request, num_looks = self._request, self._means.num_looks
+        is_sequential = request.strategy == "sequential"
+        if known is not None and not is_sequential:
+            num_looks //= _LESS_LOOKS
         alone = Task.of(self._blocks, request.budgets.without_tiers(), self._overhead, request.gpu_weights)
+        found = self._judged(self._fitting(alone, on_accelerators(alone, Limited(replaying, num_looks))))
         task = Task.of(self._blocks, request.budgets, self._overhead, request.gpu_weights)
-        tried: Iterator[list[Run]] = nearby(alone, limit)
-        offloaded: Iterator[list[Run]] = iter(())
-        if self._means.replaying is not None:
-            replaying, in_order = self._means.replaying, request.strategy == "sequential"
-            num_looks = self._means.num_looks // (_LESS_LOOKS if known and not in_order else 1)
-            tried = chain(on_accelerators(alone, Limited(replaying, num_looks)), tried)
-            offloaded = offloading(task, Limited(replaying, num_looks), known, in_order=in_order)
-        found = self._judged(self._fitting(alone, tried))
-        if found is not None:
-            return found
-        if known is None:
-            offloaded = chain(offloaded, nearby_offloading(task, limit))
-        better = sorted(self._fitting(task, offloaded), key=self._price)
-        return self._judged(each for each in better if known is None or self._price(each) < self._price(known))
+        ways = ([True, False] if known is None else [True]) if is_sequential else [False]
+        for in_order in ways if found is None else ():
+            tried = offloading(task, Limited(replaying, num_looks), known, in_order=in_order)
+            better = sorted(self._fitting(task, tried), key=self._price)
+            found = self._judged(each for each in better if known is None or self._price(each) < self._price(known))
+            if found is not None:
+                break
+        return found
 
     def _price(self, placement: Placement) -> tuple[float, int]:
         """What of two placements with offloaded blocks the better one has less of."""
