@@ -16,7 +16,7 @@ from devmap_cli.installed import installed_version
 from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
 
 _SPECS = "specs"
-_FORMAT = 6
+_FORMAT = 7
 """Raised with every change of what is kept that the version of devmap doesn't tell."""
 PACKAGES = ("transformers", "torch", "accelerate")
 

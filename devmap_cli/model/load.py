@@ -97,9 +97,18 @@ def describe(
         kv_cache=seen.kv_cache,
         renamings=renamings_of(model),
         max_positions=position_limit(model.config),
+        token_embedding=_token_embedding(model),
         quantization=None if quantization is None else quantization.as_in_map,
         notes=tuple(note for note in (_class_note(reference, type(model).__name__), *built.notes, seen.note) if note),
     )
+
+
+def _token_embedding(model: PreTrainedModel) -> str:
+    try:
+        embedding = model.get_input_embeddings()
+    except NotImplementedError:
+        return ""
+    return next((fqn for fqn, module in model.named_modules() if module is embedding), "")
 
 
 def _no_split_classes(model: PreTrainedModel) -> frozenset[str]:

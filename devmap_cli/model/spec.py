@@ -79,9 +79,9 @@ class ModelSpec:
     `ties` are groups of fully qualified tensor names that share one storage, the owner first. `execution_order` are
     fqns of modules in the order in which a forward first enters them; `output_bytes_per_token` is what each of them
     hands on, where its output has one row per token. `renamings` lead from names of older releases to today's.
-    `kv_cache` is None where it is unknown, with the
-    reason in `notes`. `key` names all that the description depends on, None where that can change. `max_positions` is
-    the longest sequence that the model was made for, None where its config states none.
+    `kv_cache` is None where it is unknown, with the reason in `notes`. `key` names all that the description depends on,
+    None where that can change. `max_positions` is the longest sequence that the model was made for, None where its
+    config states none; `token_embedding` the module that gets the tokens, "" where it is unknown.
     """
 
     model_id: str
@@ -99,6 +99,7 @@ class ModelSpec:
     notes: tuple[str, ...] = field(default=())
     key: str | None = None
     max_positions: int | None = None
+    token_embedding: str = ""
 
     def modules(self) -> Iterator[tuple[str, ModuleSpec]]:
         """All modules depth first in definition order, with fully qualified names."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from devmap_cli.model.names import join, parent
+from devmap_cli.model.names import is_ancestor, join, parent
 from devmap_cli.model.spec import ModelSpec, ModuleSpec
 from devmap_cli.planning.nouns import Block, Placement
 
@@ -222,7 +222,8 @@ def device_map_of(spec: ModelSpec, placement: Placement) -> dict[str, int | str]
     """Fold a placement into a device map: disjoint keys in definition order that cover every tensor.
 
     A subtree on one device is one key, but the elements of the main stacks (ModuleLists with more than a
-    quarter of all bytes) stay one key each, so that a map shows its layers.
+    quarter of all bytes) stay one key each, so that a map shows its layers. Those of a tower without the embedding of
+    tokens don't: accelerate brings inputs to a tower that is one key, and not to one of which each layer is.
     """
     value_of = {
         fqn: device.map_value
@@ -255,8 +256,18 @@ def _only(values: Iterable[int | str]) -> int | str:
 
 def _main_stacks(spec: ModelSpec, pieces: Mapping[str, object]) -> Iterator[str]:
     """ModuleLists of which a device map names each element, and all that contains them."""
-    below = _bytes_below(spec)
+    below, embedding = _bytes_below(spec), _with_token_embedding(spec)
     for fqn, module in spec.modules():
         if module.class_name == _STACK_CLASS and below[fqn] > _MAIN_STACK_SHARE * below[""]:
-            inside_a_piece = any(name in pieces for name in _with_ancestors(fqn))
-            yield from () if inside_a_piece else _with_ancestors(fqn)
+            is_inside_a_piece = any(name in pieces for name in _with_ancestors(fqn))
+            is_in_a_tower = bool(embedding) and not embedding.issuperset(_with_ancestors(parent(fqn)))
+            yield from () if is_inside_a_piece or is_in_a_tower else _with_ancestors(fqn)
+
+
+def _with_token_embedding(spec: ModelSpec) -> set[str]:
+    """The modules that contain the embedding of tokens, or what is tied to it; none where it is unknown."""
+    if not spec.token_embedding:
+        return set()
+    own = {name for name, _ in spec.tensors() if is_ancestor(spec.token_embedding, name)}
+    tied = {name for group in spec.ties if not own.isdisjoint(group) for name in group}
+    return {fqn for name in own | tied for fqn in _with_ancestors(name)}

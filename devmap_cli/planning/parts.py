@@ -22,6 +22,8 @@ from devmap_cli.planning.task import Task
 
 ABOVE_ALL = Fraction(1 << 62)
 """The use of a room that is too small."""
+SMALL_BYTES = 1 << 30
+"""On devices of less, the segments that an allocator reserves matter so much that fewer blocks may take more."""
 _MAX_STEP = 4
 
 Cuts = list[int]
@@ -187,6 +189,17 @@ class Parts:
                 return None
             cuts.append(stop)
         return [*cuts, self.num_blocks] if self.fits(rooms[-1], cuts[-1], self.num_blocks, use) else None
+
+    def reached(self, rooms: Sequence[Room]) -> Cuts | None:
+        """Cuts at which all fits, whatever fewer blocks may take: all segments are looked at, which is for few."""
+        came: list[dict[int, int]] = [{0: 0}]
+        for room in rooms:
+            stops = [(start, stop) for start in came[-1] for stop in range(start, self.num_blocks + 1)]
+            came.append({stop: start for start, stop in stops if self.fits(room, start, stop)})
+        cuts = [self.num_blocks]
+        while len(cuts) <= len(rooms) and cuts[0] in came[-len(cuts)]:
+            cuts.insert(0, came[-len(cuts)][cuts[0]])
+        return cuts if len(cuts) > len(rooms) else None
 
 
 def largest_size(does: Callable[[int], bool], guess: int, most: int) -> int:

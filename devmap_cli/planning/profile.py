@@ -14,7 +14,8 @@ from devmap_cli.simulation.work import Work
 
 PREFILL, DECODE = "prefill", "decode"
 # Bare integers, for speed: there are thousands of events.
-_ALLOCATE, _COPY, _FREE, _CACHED = map(int, (Event.ALLOCATE, Event.COPY, Event.FREE, Event.CACHED))
+_ALLOCATE, _FREE, _CACHED = map(int, (Event.ALLOCATE, Event.FREE, Event.CACHED))
+_COPIES = (int(Event.COPY), int(Event.MOVE))
 _PER_DEVICE = (int(Event.WORKSPACE), int(Event.ONCE))
 
 
@@ -60,7 +61,7 @@ class Profile:
         for phase, events in self.trace.phases.items():
             source = None
             for event, first, second in events:
-                if event == _COPY:
+                if event in _COPIES:
                     source = blocks[first]
                 elif event == _ALLOCATE or event in _PER_DEVICE:
                     block = homes[first]
@@ -144,7 +145,7 @@ class _Needs:
                     if freed is not None:
                         freed.num_uses -= 1
                         in_use[freed.block] -= 0 if freed.num_uses else freed.num_bytes
-                elif event == _COPY:
+                elif event in _COPIES:
                     source = live.get(first)
                 elif event in _PER_DEVICE:
                     number += 1

@@ -8,14 +8,14 @@ from itertools import pairwise
 
 from devmap_cli.planning.costs import Room
 from devmap_cli.planning.nouns import Placement
-from devmap_cli.planning.parts import Cuts, Parts, Peaks
+from devmap_cli.planning.parts import SMALL_BYTES, Cuts, Parts, Peaks
 from devmap_cli.planning.task import Run, Task, percent
 
 _GAIN = Fraction(1, 2048)
 """Cuts are moved for a highest use that is lower by this part at least."""
 _MAX_ROUNDS = 16
-_SMALL_BYTES, _MAX_CLIMB = 1 << 30, 3
-"""Up to such a peak, the segments that an allocator reserves matter, so that cuts so many blocks away are tried too."""
+_MAX_CLIMB = 3
+"""Cuts so many blocks away are tried where devices take little."""
 
 
 def recut(task: Task, placement: Placement, peaks: Peaks) -> list[Run] | None:
@@ -104,7 +104,7 @@ def _lowered(parts: Parts, rooms: Sequence[Room], cuts: Cuts) -> Cuts:
         best = near if parts.highest_use(rooms, near) <= use else filled
         highest = parts.highest_use(rooms, best)
     spans = zip(rooms, pairwise(best), strict=True)
-    is_small = all((parts.peak(room, *span) or 0) < _SMALL_BYTES for room, span in spans)
+    is_small = all((parts.peak(room, *span) or 0) < SMALL_BYTES for room, span in spans)
     return _climbed(parts, rooms, best) if is_small else best
 
 

@@ -11,7 +11,7 @@ from devmap_cli.planning.auto import offloaded
 from devmap_cli.planning.costs import Room
 from devmap_cli.planning.nouns import Placement
 from devmap_cli.planning.partition import Segments, fill
-from devmap_cli.planning.parts import Cuts, Parts, Peaks, Seen, largest_size
+from devmap_cli.planning.parts import SMALL_BYTES, Cuts, Parts, Peaks, Seen, largest_size
 from devmap_cli.planning.task import Run, Task, runs_around
 
 _MAX_ORDERS, _MAX_PERMUTATIONS = 24, 1 << 10
@@ -50,11 +50,15 @@ class Limited:
 def on_accelerators(task: Task, peaks: Limited) -> Iterator[list[Run]]:
     """All blocks on accelerators, one after the other: in the given order, then in others."""
     seen = Seen(task.blocks)
+    are_small = all(room.budget_bytes < SMALL_BYTES for room in task.accelerators)
     for order in _orders(task):
         if peaks.is_used_up:
             return
         parts = Parts(task, peaks, main_device(room.device for room in order), seen=seen)
-        if parts.may_hold(order) and (cuts := parts.filled(order)) is not None:
+        cuts = parts.filled(order) if parts.may_hold(order) else None
+        if cuts is None and are_small:
+            cuts = parts.reached(order)
+        if cuts is not None:
             yield _around(order, cuts, 0, 0)
 
 

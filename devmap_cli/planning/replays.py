@@ -27,7 +27,8 @@ class Replays:
 
     def unlimited(self, seats: Sequence[Seat | None], num_devices: int, main: int | None) -> list[DeviceRehearsal]:
         """What devices hold whose memory has no end."""
-        if self.trace.cut_towers(seats):
+        moved_to = None if self.trace.moved_to is None else seats[self.trace.moved_to]
+        if self.trace.cut_towers(seats) or (moved_to is not None and moved_to.is_offloaded):
             return self._played(seats, range(num_devices), main)
         parts = [_part(seats, device, main) for device in range(num_devices)]
         new = [device for device, part in enumerate(parts) if part not in self._unlimited]

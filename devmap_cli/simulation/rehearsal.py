@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -169,7 +170,7 @@ class _Run:
         if not self.model.can_generate():
             self.model(**inputs)
             return
-        with _after_each_step(self.model, self._after_step):
+        with _after_each_step(self.model, self._after_step), _moves_told(self.model, self.machine.recorder):
             self.model.generate(**inputs, **self._generation_options())
 
     def _generation_options(self) -> dict[str, Any]:
@@ -260,6 +261,27 @@ def _longer(model_kwargs: dict[str, Any], num_tokens: int, *, is_encoder_decoder
     if positions is not None:
         model_kwargs = {**model_kwargs, f"{prefix}position_ids": positions + num_tokens}
     return model_kwargs
+
+
+@contextmanager
+def _moves_told(model: Any, recorder: Recorder | None) -> Iterator[None]:
+    """Let `recorder` know of the inputs that `generate` moves to the device of the first weight before each step."""
+    if recorder is None:
+        yield
+        return
+    first, _ = next(model.named_parameters())
+    original = model.prepare_inputs_for_generation
+
+    @wraps(original)
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        with recorder.moving(first):
+            return original(*args, **kwargs)
+
+    model.prepare_inputs_for_generation = prepare
+    try:
+        yield
+    finally:
+        del model.prepare_inputs_for_generation
 
 
 @contextmanager

@@ -80,6 +80,7 @@ class _Player:
         self._streamed: dict[int, list[tuple[CachingAllocator, Block]]] = {}
         self._live: dict[int, _Shared] = {}
         self._source: _Shared | None = None
+        self._stays = False
         self._count = 0
         self._phase = "load"
         self._module = ""
@@ -154,6 +155,7 @@ class _Player:
         allocate, free = int(Event.ALLOCATE), int(Event.FREE)
         rare: dict[int, Callable[[int, int], None]] = {
             Event.COPY: self._copy,
+            Event.MOVE: self._move,
             Event.WORKSPACE: self._open_matmul_library,
             Event.ONCE: self._make_once,
             Event.ENTER: self._bring,
@@ -165,7 +167,7 @@ class _Player:
         devices, live, cut_towers = self._devices, self._live, self._cut_towers
         for event, first, second in events:
             if event == allocate:
-                if devices[first] == _ELSEWHERE and first not in cut_towers:
+                if devices[first] == _ELSEWHERE and first not in cut_towers and not self._stays:
                     self._count += 1
                     self._source = None
                 else:
@@ -178,16 +180,17 @@ class _Player:
 
     def _allocate(self, block: int, num_bytes: int) -> None:
         source, self._source = self._source, None
+        stays, self._stays = self._stays, False
         if source is not None and block in self._cut_towers:
             self._devices[block] = source.device  # its first input: nothing brings that anywhere
             self._cut_towers.remove(block)
         device = self._devices[block]
         number = self._count
         self._count += 1
-        if device == _ELSEWHERE:
-            return
-        if source is not None and source.device == device:
+        if source is not None and (stays or source.device == device):
             source.num_uses += 1
+        elif stays or device == _ELSEWHERE:
+            return
         else:
             self._device = device
             source = _Shared(device, self._allocators[device].allocate(num_bytes))
@@ -201,6 +204,12 @@ class _Player:
 
     def _copy(self, number: int, _: int) -> None:
         self._source = self._live.get(number)
+
+    def _move(self, number: int, block: int) -> None:
+        self._source = self._live.get(number)
+        seat = self._seats[block]
+        is_offloaded = seat is not None and seat.is_offloaded
+        self._stays = is_offloaded or self._devices[block] == self._devices[self._trace.tokens]
 
     def _open_matmul_library(self, block: int, num_bytes: int) -> None:
         device = self._devices[block]

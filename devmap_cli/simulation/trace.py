@@ -7,7 +7,8 @@ of a placement. Free of torch: the recorder is told of allocations, and knows th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import count
@@ -32,6 +33,11 @@ class Event(IntEnum):
     """By a block, so many bytes."""
     COPY = 1
     """The next allocation is a copy of the one with this number: none is made where both blocks are on one device."""
+    MOVE = 9
+    """The same of an input that `generate` brings to the first weight, here by its block.
+
+    None is made where tokens are there already, or the first weight is offloaded: the input stays where it is.
+    """
     WORKSPACE = 2
     """By a block, so many bytes, once per device: the matrix library's."""
     ONCE = 7
@@ -83,6 +89,8 @@ class Trace:
         phases: name and events of each phase after loading; allocations are numbered from 0 through all phases, those
             of `weights` from -1 down.
         towers: outer ones first; in events they are numbered after all blocks.
+        tokens: the block whose device people bring tokens to.
+        moved_to: the block of the model's first weight, where inputs are moved there.
     """
 
     num_blocks: int
@@ -93,6 +101,8 @@ class Trace:
     holders: tuple[Holder, ...]
     phases: Mapping[str, tuple[tuple[int, int, int], ...]]
     towers: tuple[Tower, ...] = ()
+    tokens: int = 0
+    moved_to: int | None = None
 
     @property
     def num_events(self) -> int:
@@ -130,6 +140,8 @@ class Trace:
             "conversion_bytes": self.conversion_bytes,
             "read_bytes": self.read_bytes,
             "towers": [[tower.outer, *tower.blocks] for tower in self.towers],
+            "tokens": self.tokens,
+            "moved_to": self.moved_to,
             "holders": [[holder.fqn, holder.block, *holder.parameter_bytes] for holder in self.holders],
             "phases": {name: [number for event in events for number in event] for name, events in self.phases.items()},
         }
@@ -146,6 +158,8 @@ class Trace:
             holders=tuple(Holder(fqn, block, tuple(sizes)) for fqn, block, *sizes in document["holders"]),
             phases={name: _tuples(numbers, 3) for name, numbers in document["phases"].items()},
             towers=tuple(Tower(outer, tuple(blocks)) for outer, *blocks in document["towers"]),
+            tokens=document["tokens"],
+            moved_to=document["moved_to"],
         )
 
 
@@ -194,7 +208,7 @@ class Recorder:
         self.towers = {fqn: number for number, fqn in enumerate(towers, start=self.num_blocks)}
         num_places = self.num_blocks + len(self.towers)
         self.num_devices = min(num_places, MAX_DEVICES)
-        self._outermost = self.block_of(embedding) or 0
+        self._tokens = self.block_of(embedding) or 0
         self._current = {self.device_of(number): number for number in range(num_places - 1, -1, -1)}
         self._is_shared = num_places > MAX_DEVICES
         self._holders: dict[str, int] = {}
@@ -208,6 +222,8 @@ class Recorder:
         self._blocks: list[int] = []
         self._once: set[int] = set()
         self._around: list[int] = []
+        self._moving_to: int | None = None
+        self._moved_to: int | None = None
 
     @staticmethod
     def device_of(number: int) -> int:
@@ -267,9 +283,12 @@ class Recorder:
         """A device allocated, perhaps for a copy; gives the allocation's number, None where it is not recorded."""
         if self._events is None:
             return None
-        if copy_of is not None:
-            self._events.append((Event.COPY, copy_of, 0))
         block = self._current[device]
+        if copy_of is not None and block == self._moving_to:
+            self._moved_to = block
+            self._events.append((Event.MOVE, copy_of, block))
+        elif copy_of is not None:
+            self._events.append((Event.COPY, copy_of, 0))
         self._blocks.append(block)
         self._events.append((Event.WORKSPACE if is_workspace else Event.ALLOCATE, block, num_bytes))
         return len(self._blocks) - 1
@@ -303,6 +322,15 @@ class Recorder:
             block = self._blocks[number]
             self._current[self.device_of(block)] = block
 
+    @contextmanager
+    def moving(self, name: str) -> Iterator[None]:
+        """What comes to the block of tensor `name` are inputs that `generate` moves there."""
+        self._moving_to = self.block_of(name)
+        try:
+            yield
+        finally:
+            self._moving_to = None
+
     def once(self, number: int | None) -> None:
         """An allocation is a buffer that is made once on each device, for all blocks there."""
         if number is not None:
@@ -329,6 +357,8 @@ class Recorder:
             holders=tuple(self._named_holders),
             phases=self._marked_phases(),
             towers=tuple(map(self._tower, self.towers)),
+            tokens=self._tokens,
+            moved_to=self._moved_to,
         )
 
     def _number(self, fqn: str) -> int | None:
@@ -342,7 +372,7 @@ class Recorder:
         name = parent(fqn)
         while name and name not in self.towers:
             name = parent(name)
-        return Tower(self.towers[name] if name else self._outermost, tuple(blocks))
+        return Tower(self.towers[name] if name else self._tokens, tuple(blocks))
 
     def _marked_phases(self) -> dict[str, tuple[tuple[int, int, int], ...]]:
         """The events, with what is made once per device marked as that."""

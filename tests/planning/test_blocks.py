@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from devmap_cli.devices.budgets import Budgets
 from devmap_cli.devices.device import CPU, Device
 from devmap_cli.model.spec import KvCacheSpec, ModelSpec, ModuleSpec, TensorSpec
@@ -152,6 +154,24 @@ def test_on_one_device_the_layers_stay_named() -> None:
     device_map = device_map_of(spec, placed(blocks, *[GPU1] * len(blocks)))
     assert [key for key in device_map if "layers" in key] == [f"model.layers.{index}" for index in range(4)]
     assert set(device_map.values()) == {1}
+
+
+@pytest.mark.parametrize("embedding", ["", "model.embed"])
+def test_a_large_tower_on_one_device_is_one_key_for_its_inputs_to_come_there(embedding: str) -> None:
+    tower = ModuleSpec("visual", "Tower", (), (leaf("patch", 20), stack("blocks", 4)))
+    model = ModuleSpec("model", "Model", (), (tower, *decoder().children[0].children))
+    root = ModuleSpec("", "VL", (), (model, leaf("lm_head", 200)))
+    spec = spec_of(root, execution_order=DECODER_ORDER, token_embedding=embedding)
+    blocks = blocks_of(spec, 0, 1)
+    devices = [GPU0 if block.fqns[0].startswith("model.visual") else GPU1 for block in blocks]
+    keys = list(device_map_of(spec, placed(blocks, *devices)))
+    assert ("model.visual" in keys) == bool(embedding)
+    assert "model.layers.0" in keys
+    cut = device_map_of(spec, placed(blocks, GPU1, *devices[1:]))
+    assert (cut["model.visual.patch"], cut["model.visual.blocks"] if embedding else cut["model.visual.blocks.3"]) == (
+        1,
+        0,
+    )
 
 
 def test_a_model_that_is_one_block_has_the_root_as_its_key() -> None:

@@ -17,7 +17,7 @@ from devmap_cli.planning.nouns import Block, MemoryBreakdown, Placement
 from devmap_cli.planning.recutting import recut
 from devmap_cli.planning.strategies import plan
 from devmap_cli.planning.task import Task
-from tests.support.peaks import Seen
+from tests.support.peaks import Seen, Steps
 
 GAIN = Fraction(2049, 2048)
 """What a better placement must be better by."""
@@ -158,22 +158,9 @@ def test_sums_that_are_right_cost_no_more_than_a_look_at_each_device() -> None:
 
 def test_fewer_blocks_may_take_more() -> None:
     # 4 and 4 would be the evenest by sums; but with 3 or 4 blocks a device reserves another segment, for some reason
-    class Steps(Seen):
-        def peak_bytes(
-            self,
-            device: Device,  # noqa: ARG002
-            budget_bytes: int,
-            blocks: Sequence[int],
-            *,
-            is_main: bool = False,  # noqa: ARG002
-            away: Sequence[int] = (),  # noqa: ARG002
-        ) -> int | None:
-            peak = 10 * len(blocks) + (60 if len(blocks) in (3, 4) else 0)
-            return peak if peak <= budget_bytes else None
-
     blocks = [Block((f"b{index}",), 10) for index in range(8)]
     budgets = {Device("cuda", 0): 110, Device("cuda", 1): 110}
-    seen = Steps(blocks, [(0, 0)] * 8)
+    seen = Steps(blocks, [(0, 0)] * 8, another=(3, 4))
     placement = planned("balanced", blocks, budgets, seen)
     assert placement is not None
     assert [placement.devices.count(device) for device in budgets] == [4, 4]

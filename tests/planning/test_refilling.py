@@ -14,7 +14,7 @@ from devmap_cli.devices.device import CPU, Device, main_device
 from devmap_cli.planning.nouns import Block, Placement
 from devmap_cli.planning.refilling import Limited, offloading, on_accelerators
 from devmap_cli.planning.task import Run, Task
-from tests.support.peaks import Seen
+from tests.support.peaks import Seen, Steps
 
 Places = tuple[Device, ...]
 GPU_0, GPU_1 = Device("cuda", 0), Device("cuda", 1)
@@ -106,6 +106,16 @@ def test_the_main_device_keeps_a_block_for_what_it_computes() -> None:
     seen = Seen(blocks, [(0, 0), (0, 0), (20, 0), (0, 0)])
     found = [placed(task, runs) for runs in offloading(task, Limited(seen, 1000), None, in_order=False)]
     assert (GPU_1, GPU_1, CPU, GPU_0) in found
+
+
+def test_on_small_devices_all_cuts_are_looked_at() -> None:
+    # a device with 2, 3 or 4 blocks reserves another segment, so that 5 and 1 is the only cut
+    blocks = [Block((f"b{index}",), 10, transient_bytes=30) for index in range(6)]
+    task = Task.of(blocks, Budgets.of({GPU_0: 55, GPU_1: 55}), {}, {})
+    seen = Steps(blocks, [(0, 0)] * 6, another=range(2, 5))
+    found = [placed(task, runs) for runs in on_accelerators(task, Limited(seen, 100))]
+    assert found
+    assert all(sorted(map(places.count, (GPU_0, GPU_1))) == [1, 5] for places in found)
 
 
 @pytest.mark.parametrize("num_looks", [0, 1, 3])

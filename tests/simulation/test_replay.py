@@ -6,6 +6,7 @@ Every request takes a multiple of 512 bytes. Below 1 MiB it comes from a segment
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +59,20 @@ def test_a_copy_is_made_only_where_it_lies_elsewhere() -> None:
     trace = traced([(Event.ALLOCATE, 0, 1024), (Event.COPY, 0, 0), (Event.ALLOCATE, 1, 1024)])
     assert allocated(trace, TOGETHER) == [1024]
     assert allocated(trace, APART) == [1024, 1024]
+
+
+@pytest.mark.parametrize(
+    ("seats", "expected"),
+    [
+        ([Seat(0), Seat(0), Seat(1)], [0, 2048]),  # tokens are with the first weight, the input is elsewhere: it stays
+        ([Seat(0), Seat(1), Seat(1)], [1024, 1024]),  # tokens are elsewhere: it comes to the first weight
+        ([Seat(0, is_offloaded=True), Seat(1), Seat(1)], [0, 2048]),  # which is nowhere: it stays
+    ],
+)
+def test_inputs_are_moved_to_the_first_weight_unless_tokens_are_there(seats: list[Seat], expected: list[int]) -> None:
+    events = [(Event.ALLOCATE, 2, 1024), (Event.MOVE, 0, 0), (Event.ALLOCATE, 0, 1024), (Event.FREE, 0, 0)]
+    trace = replace(traced([*events, (Event.ALLOCATE, 2, 1024)]), num_blocks=3, conversion_bytes=(0, 0, 0), tokens=1)
+    assert allocated(trace, seats) == expected
 
 
 def test_memory_is_free_when_the_last_of_its_copies_is() -> None:

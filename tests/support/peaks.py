@@ -38,3 +38,22 @@ class Seen:
         passing = (self.blocks[index].streamed_bytes + self.more[index][1] for index in away)
         peak = BESIDE_BYTES + held + cached + max([*(self.more[index][1] for index in blocks), *passing], default=0)
         return peak if peak <= budget_bytes else None
+
+
+@dataclass
+class Steps(Seen):
+    """What devices take where fewer blocks can take more: with some numbers of them another segment is reserved."""
+
+    another: Sequence[int] = ()
+
+    def peak_bytes(
+        self,
+        device: Device,  # noqa: ARG002 - of the protocol
+        budget_bytes: int,
+        blocks: Sequence[int],
+        *,
+        is_main: bool = False,  # noqa: ARG002
+        away: Sequence[int] = (),  # noqa: ARG002
+    ) -> int | None:
+        peak = 10 * len(blocks) + (60 if len(blocks) in self.another else 0)
+        return peak if peak <= budget_bytes else None
