@@ -24,6 +24,7 @@ from devmap_cli.devices.device import CPU, Device
 from devmap_cli.devices.runtime import CUDA_RUNTIME_BYTES, runtime_overhead_bytes
 from devmap_cli.errors import RequestError
 from devmap_cli.mapfile import MapWorkload
+from devmap_cli.model.quantization.scheme import off_gpu
 from devmap_cli.model.spec import ModelSpec
 from devmap_cli.planning.blocks import blocks_of, device_map_of
 from devmap_cli.planning.mapping import places_of
@@ -358,7 +359,8 @@ def _candidates(
 ) -> Iterator[tuple[int, ...]]:
     """Devices of all blocks, for cuts that leave no device with more weights than fit: the evenest and some others.
 
-    A cpu takes a run of blocks too. With `is_in_order` the GPUs are not tried in other orders than the given one.
+    A cpu takes a run of blocks too, unless weights run on GPUs alone. With `is_in_order` the GPUs are not tried in
+    other orders than the given one.
     """
     left, pinned = _left(request.budgets), {}
     weights = [0] * job.profile.trace.num_blocks
@@ -366,7 +368,8 @@ def _candidates(
         weights[block] += size
     if request.pins:
         pinned[0] = request.pins[0].device.index or 0
-    ram = request.budgets.get(CPU) if CPU in request.budgets.devices else None
+    may_offload = CPU in request.budgets.devices and off_gpu(job.spec.quantization) is None
+    ram = request.budgets.get(CPU) if may_offload else None
     limits = dict(enumerate(left)) | ({} if ram is None else {ON_CPU: ram})
     free = [index for index in range(len(weights)) if index not in pinned]
     orders = list(permutations(limits)) if len(set(limits.values())) > 1 and not is_in_order else [tuple(limits)]
