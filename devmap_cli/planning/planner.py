@@ -33,8 +33,8 @@ _FINENESS = 4096
 """What is kept free grows by at least this part of a budget."""
 _MAX_STREAM_LIMITS = 3
 _MAX_CONFIRMED = 4
-_LESS_LOOKS = 8
-"""Part of that where there is a placement already, which offloads."""
+_LESS_LOOKS, _SOME_LOOKS = 12, 3
+"""Parts of what is looked at where there is a placement already, which offloads."""
 _MAX_GROWTHS, _GROWTH_FINENESS, _LEAST_GROWTH_BYTES = 14, 256, 1 << 20
 """How often a budget is tried that is larger, and by which part of it at least, twice as much each time."""
 
@@ -134,10 +134,8 @@ class _Planner:
 
     def _filled(self, replaying: Replaying, known: Placement | None) -> Placement | None:
         """The same, with devices filled as they are replayed."""
-        request, num_looks = self._request, self._means.num_looks
+        request, num_looks = self._request, self._num_looks(known)
         is_sequential = request.strategy == "sequential"
-        if known is not None and not is_sequential:
-            num_looks //= _LESS_LOOKS
         alone = Task.of(self._blocks, request.budgets.without_tiers(), self._overhead, request.gpu_weights)
         found = self._judged(self._fitting(alone, on_accelerators(alone, Limited(replaying, num_looks))))
         task = Task.of(self._blocks, request.budgets, self._overhead, request.gpu_weights)
@@ -149,6 +147,16 @@ class _Planner:
             if found is not None:
                 break
         return found
+
+    def _num_looks(self, known: Placement | None) -> int:
+        """How many parts are replayed: less where a placement is known, few if that offloads about what it must."""
+        num_looks = self._means.num_looks
+        if known is None or self._request.strategy == "sequential":
+            return num_looks
+        weights = sum(block.weights_bytes for block in self._blocks)
+        held = sum(block.resident_bytes for block in self._blocks) + sum(self._overhead.values())
+        must = held - sum(map(self._request.budgets.get, self._request.budgets.accelerators))
+        return num_looks // (_LESS_LOOKS if known.offloaded_bytes <= max(2 * must, weights // 4) else _SOME_LOOKS)
 
     def _price(self, placement: Placement) -> tuple[float, int]:
         """What of two placements with offloaded blocks the better one has less of."""
@@ -290,7 +298,7 @@ class _Planner:
                 return replace(answer, budgets=budgets, measured=verdict.memory)
             for device, missing in verdict.missing.items():
                 unseen = budgets.get(device) + missing - self._counted(answer, device)
-                step = 1 + budgets.get(device) // _FINENESS << (2 * number if answer.offloaded_bytes else number)
+                step = 1 + budgets.get(device) // _FINENESS << number
                 kept[device] = max(unseen, kept.get(device, 0) + step)
         raise AssertionError("counting does not end")
 
