@@ -50,13 +50,12 @@ class Limited:
 def on_accelerators(task: Task, peaks: Limited) -> Iterator[list[Run]]:
     """All blocks on accelerators, one after the other: in the given order, then in others."""
     seen = Seen(task.blocks)
-    are_small = all(room.budget_bytes < SMALL_BYTES for room in task.accelerators)
     for order in _orders(task):
         if peaks.is_used_up:
             return
         parts = Parts(task, peaks, main_device(room.device for room in order), seen=seen)
         cuts = parts.filled(order) if parts.may_hold(order) else None
-        if cuts is None and are_small:
+        if cuts is None and _are_small(order):
             cuts = parts.reached(order)
         if cuts is not None:
             yield _around(order, cuts, 0, 0)
@@ -151,8 +150,11 @@ class _Search:
         """
         windows = list(takewhile(lambda window: self._is_stored(window, below), growing))[::-1]
         most = bisect_left(windows, 1, key=lambda window: not self._may_do(window))
+        if _are_small(self._order):
+            return next(filter(self._does, reversed(windows[:most])), None)
         guess = bisect_left(windows[:most], 1, key=lambda window: not self._does_by_sums(window))
-        size = largest_size(lambda size: self._does(windows[size - 1]), guess, most)
+        # a sum may be above what a run takes: where no window does by sums, it is the smallest ones that may
+        size = largest_size(lambda size: self._does(windows[size - 1]), guess or most, most)
         return windows[size - 1] if size else None
 
     def runs(self, window: Window) -> list[Run]:
@@ -184,6 +186,11 @@ class _Search:
 
     def _parts(self, window: Window) -> Parts:
         return Parts(self._task, self._peaks, self._main, window=window, seen=self._seen)
+
+
+def _are_small(rooms: Sequence[Room]) -> bool:
+    """Whether devices are so small that fewer blocks may take more."""
+    return all(room.budget_bytes < SMALL_BYTES for room in rooms)
 
 
 def _around(order: Sequence[Room], cuts: Cuts, start: int, stop: int) -> list[Run]:
