@@ -50,7 +50,7 @@ class Limited:
 def on_accelerators(task: Task, peaks: Limited) -> Iterator[list[Run]]:
     """All blocks on accelerators, one after the other: in the given order, then in others."""
     seen = Seen(task.blocks)
-    for order in _orders(task):
+    for order in _orders(task, task.accelerators):
         if peaks.is_used_up:
             return
         parts = Parts(task, peaks, main_device(room.device for room in order), seen=seen)
@@ -61,9 +61,8 @@ def on_accelerators(task: Task, peaks: Limited) -> Iterator[list[Run]]:
             yield _around(order, cuts, 0, 0)
 
 
-def _orders(task: Task) -> list[tuple[Room, ...]]:
-    """A few orders of the accelerators, those first that hold most by sums; it matters where the main one is."""
-    rooms = task.accelerators
+def _orders(task: Task, rooms: Sequence[Room]) -> list[tuple[Room, ...]]:
+    """A few orders of accelerators, those first that hold most by sums; it matters where the main one is."""
     main = main_device(room.device for room in rooms)
     kinds: dict[tuple[object, ...], tuple[Room, ...]] = {}
     for order in islice(permutations(rooms), _MAX_PERMUTATIONS):
@@ -76,7 +75,8 @@ def offloading(task: Task, peaks: Limited, answer: Placement | None, *, in_order
 
     All are smaller than what an answer offloads that is known already, and are looked for beside that first. With
     `in_order` what is offloaded are the last ones, and accelerators are filled in the given order; else it begins or
-    ends where an accelerator does, too, and these are in other orders, or the largest is alone.
+    ends where an accelerator does, too, and these are in other orders, or without those before the largest, or that
+    alone: what is offloaded computes on the first that is used.
     """
     if not task.accelerators or not task.tiers:
         return
@@ -108,7 +108,9 @@ def _searches(
             yield search, search.beginning(index)
             yield search, search.ending(away[-1] + 1)
     largest = max(task.accelerators, key=lambda room: room.budget_bytes - room.overhead_bytes)
-    for order in [*_orders(task), (largest,)]:
+    behind = [room for room in task.accelerators if main_device([largest.device, room.device]) == largest.device]
+    others = [] if len(behind) == len(task.accelerators) else _orders(task, behind)
+    for order in [*_orders(task, task.accelerators), *others, (largest,)]:
         search = _Search(task, peaks, order, seen)
         yield search, search.ending(len(task.costs))
         yield from ((search, windows) for windows in search.others())

@@ -382,9 +382,7 @@ def _candidates(
             for number, (start, stop) in zip(order, pairwise((0, *cut, len(free))), strict=True):
                 for index in free[start:stop]:
                     numbers[index] = number
-            loads = dict.fromkeys(limits, 0)
-            for number, size in zip(numbers, weights, strict=True):
-                loads[number] += size
+            loads = _loads(job.profile, numbers, weights, limits)
             fits = all(load <= limits[number] for number, load in loads.items())
             if fits and any(number != ON_CPU for number in numbers):
                 use = max(loads[number] / max(1, size) for number, size in enumerate(left))
@@ -392,6 +390,17 @@ def _candidates(
     found.sort()
     yield from (numbers for _, _, numbers in found[:limit])
     yield from (numbers for _, _, numbers in random.sample(found[limit:], min(limit, len(found[limit:]))))
+
+
+def _loads(profile: Profile, numbers: Sequence[int], weights: Sequence[int], devices: Iterable[int]) -> dict[int, int]:
+    """Bytes of weights on each device, and on a cpu what loading one after the other takes beside them."""
+    loads = dict.fromkeys(devices, 0)
+    for number, size in zip(numbers, weights, strict=True):
+        loads[number] += size
+    if ON_CPU in loads:
+        sizes = zip(numbers, profile.trace.conversion_bytes, strict=True)
+        loads[ON_CPU] += max((size for number, size in sizes if number == ON_CPU), default=0)
+    return loads
 
 
 def _cuts(num_blocks: int, num_cuts: int, limit: int, random: Random) -> Iterable[tuple[int, ...]]:
