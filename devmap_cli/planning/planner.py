@@ -33,8 +33,8 @@ _FINENESS = 4096
 """What is kept free grows by at least this part of a budget."""
 _MAX_STREAM_LIMITS = 3
 _MAX_CONFIRMED = 4
-_LESS_LOOKS, _SOME_LOOKS = 12, 3
-"""Parts of what is looked at where there is a placement already, which offloads."""
+_LESS_LOOKS = 12
+"""Part of what is looked at where there is a placement already that offloads little more than it must."""
 _MAX_GROWTHS, _GROWTH_FINENESS, _LEAST_GROWTH_BYTES = 14, 256, 1 << 20
 """How often a budget is tried that is larger, and by which part of it at least, twice as much each time."""
 
@@ -149,14 +149,15 @@ class _Planner:
         return found
 
     def _num_looks(self, known: Placement | None) -> int:
-        """How many parts are replayed: less where a placement is known, few if that offloads about what it must."""
+        """How many parts are replayed: few where a placement is known that offloads little more than it must."""
         num_looks = self._means.num_looks
         if known is None or self._request.strategy == "sequential":
             return num_looks
         weights = sum(block.weights_bytes for block in self._blocks)
         held = sum(block.resident_bytes for block in self._blocks) + sum(self._overhead.values())
-        must = held - sum(map(self._request.budgets.get, self._request.budgets.accelerators))
-        return num_looks // (_LESS_LOOKS if known.offloaded_bytes <= max(2 * must, weights // 4) else _SOME_LOOKS)
+        must = max(0, held - sum(map(self._request.budgets.get, self._request.budgets.accelerators)))
+        is_good = known.offloaded_bytes <= must * 5 // 4 + weights // 16
+        return num_looks // _LESS_LOOKS if is_good else num_looks
 
     def _price(self, placement: Placement) -> tuple[float, int]:
         """What of two placements with offloaded blocks the better one has less of."""
